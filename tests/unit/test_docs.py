@@ -70,6 +70,7 @@ SETTING: Final = re.compile(r"\bYARD_[A-Z_]*[A-Z]\b(?!_)")
 
 #: Keys that must be given together with another one.
 REQUIRED_TOO: Final[Mapping[str, Mapping[str, Any]]] = {
+    "run.pull": {"image": "team/train:1"},
     "resources.gpus.count": {"fraction": 0.5},
     "resources.gpus.fraction": {"count": 1},
     "replicas.min": {"max": 2},

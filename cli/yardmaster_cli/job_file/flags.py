@@ -135,6 +135,7 @@ FLAGS: Final = (
     ),
     Flag("start-from", ("checkpoint", "start_from"), "Checkpoint to start from.", "URI", text=True),
     Flag("image", ("run", "image"), "Container image.", "IMAGE", text=True),
+    Flag("pull", ("run", "pull"), "When to pull it: missing, always or never.", "WHEN", text=True),
     Flag(
         "script", ("run", "script"), "Script for sh -eu, instead of a command.", "TEXT", text=True
     ),

@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from yardmaster_schemas.events.details import CodeContext, EnvName, Run, StopSignal
+from yardmaster_schemas.events.details import CodeContext, EnvName, PullPolicy, Run, StopSignal
 from yardmaster_schemas.events.requests import (
     ExitZero,
     Kind,
@@ -331,6 +331,12 @@ class JobRun(Closed):
         description="Container image; needs a node that runs containers.",
         examples=["registry.example.org/train:1.4"],
     )
+    pull: PullPolicy | None = Field(
+        default=None,
+        description="When a node pulls the image: `missing`, if it does not have it; `always`, at "
+        "each start; `never`. Only with an image. Default: `missing`.",
+        examples=["always"],
+    )
     command: Annotated[list[LongText], Field(min_length=1, max_length=1024)] | None = Field(
         default=None,
         description="Program and arguments; give `command` or `script`.",
@@ -375,6 +381,12 @@ class JobRun(Closed):
             raise ValueError(
                 "working_dir must be a folder in the context: a relative path without .."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _pulls_an_image(self) -> "JobRun":
+        if self.pull is not None and self.image is None:
+            raise ValueError("pull says when an image is pulled: give image, or remove pull")
         return self
 
     @model_validator(mode="after")
@@ -647,6 +659,7 @@ def _run(spec: JobSpec) -> Run:
         command=tuple(spec.run.command or ()),
         script=spec.run.script,
         image=spec.run.image,
+        pull=spec.run.pull,
         env=dict(spec.run.env),
         secrets=dict(spec.run.secrets),
         working_dir=spec.run.working_dir,

@@ -135,6 +135,7 @@ def _process_host(
         user,
         gpus=new_containers and bool(detect_gpus().names),
         network=settings.container_network,
+        pull_idle_s=settings.pull_idle_s,
     )
     return Host(
         ExecutorByImage(processes, containers, new_containers=new_containers),

@@ -81,6 +81,9 @@ class Settings(PackageSettings):
     #: nor the other nodes of a gang, so gangs over nodes are refused; `host`: that of the node.
     container_network: Literal["bridge", "host"] = "bridge"
 
+    #: A pull of an image fails when no bytes have arrived for this time; it has no limit in total.
+    pull_idle_s: PositiveSeconds = 120.0
+
     #: User that tasks run as: a name or a number; `same` is the agent's own user. The default,
     #: `auto`, is the user 10002 where the agent may switch users (as root, with the files of tasks
     #: within reach of that user), else the agent's own; then the node reports `isolation: none`.

@@ -53,7 +53,7 @@ from yardmaster_runtime.telemetry.tracing import (
     trace_id_of,
     traceparent_of,
 )
-from yardmaster_runtime.waiting import happens_within, within
+from yardmaster_runtime.waiting import first_of, happens_within, within
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import Checkpoint
 from yardmaster_schemas.events.node_events import (
@@ -251,7 +251,7 @@ class Supervision:
         tracer, key = self._tracer, self.replica.key
         executor = self._context.ports.executor
         read_ms = self._clock.now_ms()
-        launch = await self._launch()
+        launch = await self._fetch(await self._launch())
         code, project = self._context.ports.code, self.replica.assignment.project
         launch = await prepare_unless(self._stopping, code, launch, project, self._metrics)
         attributes: Attributes = {
@@ -281,6 +281,24 @@ class Supervision:
             self._save()
             with ending(child_span(tracer, "node_agent start", traceparent)):
                 return await executor.start(launch)
+
+    async def _fetch(self, launch: Launch) -> Launch:
+        """Return the launch with what it runs in; if a stop is ordered meanwhile, as it was.
+
+        Raises:
+            ExecutorFailed.
+        """
+        if launch.run.image is None:
+            return launch
+        fetched = launch
+
+        async def fetch() -> None:
+            nonlocal fetched
+            executor = self._context.ports.executor
+            fetched = await executor.fetch(launch, lambda _: None)
+
+        await first_of(fetch(), self._stopping.wait())
+        return fetched
 
     async def adopt(self) -> ReplicaFound:
         """Find what an earlier agent process started for this replica; else it never starts.

@@ -194,6 +194,8 @@ def test_an_elastic_gang_is_refused_because_it_would_never_grow() -> None:
         ),
         ({"project": "nlp", "run": {"command": ["a"], "secrets": {"X": "hf"}}}, "PROJECT/NAME"),
         ({"run": {"command": ["a\x00b"]}}, "zero byte"),
+        ({"run": {"command": ["a"], "pull": "always"}}, "give image, or remove pull"),
+        ({"run": {"command": ["a"], "image": "a", "pull": "daily"}}, "missing"),
         ({"run": {"command": ["a"], "env": {"1X": "1"}}}, "pattern"),
         ({"name": "two\nlines"}, "pattern"),
         ({"pools": ["a", "a"]}, "named twice"),

@@ -35,6 +35,14 @@ class StopSignal(StrEnum):
     USR2 = "USR2"
 
 
+class PullPolicy(StrEnum):
+    """When a node pulls the image of a job: if it does not have it, at each start, or never."""
+
+    MISSING = "missing"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeContext:
     """The uploaded folder that a job runs in: its package, stored for the job's project.
@@ -58,6 +66,8 @@ class Run:
     command: Annotated[tuple[LongText, ...], Field(max_length=1024)] = ()
     script: LongText | None = None
     image: ShortText | None = None
+    #: None: `missing`, or no image is given.
+    pull: PullPolicy | None = None
     env: Annotated[dict[EnvName, LongText], Field(max_length=512)] = field(default_factory=dict)
     secrets: Annotated[dict[EnvName, ShortText], Field(max_length=128)] = field(
         default_factory=dict
@@ -68,6 +78,8 @@ class Run:
     def __post_init__(self) -> None:
         if bool(self.command) == (self.script is not None):
             raise ValueError("exactly one of command and script is given")
+        if self.pull is not None and self.image is None:
+            raise ValueError("pull is given without an image")
 
 
 @event(DETAILS, name="JobDetailed")

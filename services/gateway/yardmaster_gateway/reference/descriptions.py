@@ -534,5 +534,9 @@ ANSWERS: Final[Texts] = {
         "The uploaded folder that it runs in; null: none.",
         {"digest": _SHA256, "packed_bytes": 48_213},
     ),
+    "Run.pull": (
+        "When a node pulls the image: `missing`, `always` or `never`; null: `missing`.",
+        "always",
+    ),
     "working_dir": ("The folder to run in.", "/data/ana/llm"),
 }

@@ -13,6 +13,7 @@ from yardmaster_node_agent.executors.port import (
     Execution,
     Executor,
     Launch,
+    OnProgress,
     Paths,
     Phase,
     ReplicaFound,
@@ -51,6 +52,10 @@ class ExecutorByImage:
     def paths(self, key: ReplicaKey, run: Run) -> Paths:
         """Return the paths in the process or the container."""
         return self._of(run).paths(key, run)
+
+    async def fetch(self, launch: Launch, on_progress: OnProgress) -> Launch:
+        """Fetch the image of a container."""
+        return await self._of(launch.run).fetch(launch, on_progress)
 
     async def prepare(self, launch: Launch) -> None:
         """Prepare the process or the container."""

@@ -18,18 +18,20 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
-from weakref import WeakValueDictionary
 
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.directory import ReplicaDirectory
 from yardmaster_node_agent.executors.engine import PROBE_S, Engine, EngineAway, EngineRefused
+from yardmaster_node_agent.executors.images import Images, PullFailed
 from yardmaster_node_agent.executors.port import (
     Capabilities,
     Launch,
+    OnProgress,
     Paths,
     Phase,
     ReplicaFound,
@@ -39,7 +41,7 @@ from yardmaster_node_agent.executors.spool import Spool
 from yardmaster_node_agent.executors.task_user import TaskUser, open_way
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.details import PullPolicy, Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity, RunKind
 
 T = TypeVar("T")
@@ -59,6 +61,9 @@ PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 #: The engine's log keeps this much output of a container for an agent that is away.
 _LOG: Final = {"Type": "local", "Config": {"max-size": "32m", "max-file": "4", "compress": "false"}}
 _STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
+
+#: Seconds without any bytes after which a pull counts as failed.
+PULL_IDLE_S: Final = 120.0
 
 Network = Literal["bridge", "host"]
 
@@ -189,6 +194,7 @@ class DockerExecutor:
         *,
         gpus: bool = True,
         network: Network = "bridge",
+        pull_idle_s: float = PULL_IDLE_S,
     ) -> None:
         """`user` runs the programs (None: the user of their image).
 
@@ -196,6 +202,7 @@ class DockerExecutor:
             gpus: whether the machine has the GPUs that its slots name; without them, the slots are
                 only counted, and nothing is requested from the engine.
             network: see the setting `container_network`.
+            pull_idle_s: see the setting `pull_idle_s`.
         """
         self._gpus = gpus
         self._root = root.absolute()
@@ -203,7 +210,7 @@ class DockerExecutor:
         self._patience = _Patience(clock, telemetry)
         self._user = user
         self._network = network
-        self._pulls: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._images = Images(engine, clock, idle_s=pull_idle_s)
         self._host = ""
         self._known_owner = ""
 
@@ -217,8 +224,20 @@ class DockerExecutor:
         """Return the paths in the container."""
         return Paths(f"{INSIDE}/stop.json", f"{INSIDE}/task/checkpoint.json")
 
+    async def fetch(self, launch: Launch, on_progress: OnProgress) -> Launch:
+        """Pull the image, as `run.pull` says."""
+        run = launch.run
+        if (refused := self._refused(launch)) is not None:
+            raise ExecutorFailed(replica=launch.key, found=refused)
+        try:
+            policy = run.pull or PullPolicy.MISSING
+            image = await self._images.get(str(run.image), policy, on_progress)
+        except (EngineAway, EngineRefused, PullFailed) as error:
+            raise ExecutorFailed(replica=launch.key, found=error) from None
+        return replace(launch, image=image)
+
     async def prepare(self, launch: Launch) -> None:
-        """Pull the image if the engine does not have it, and create the container."""
+        """Create the container."""
         key, directory = launch.key, self._directory(launch.key)
         if (refused := self._refused(launch)) is not None:
             raise ExecutorFailed(replica=key, found=refused)
@@ -227,11 +246,13 @@ class DockerExecutor:
             if await self._engine.inspect(name) is not None:
                 await self._own(key)
                 return
-            image = await self._image(str(launch.run.image))
+            image = launch.image or await self._engine.image(str(launch.run.image))
+            if image is None:
+                raise EngineRefused(f"the engine has no image {launch.run.image}")
             open_way(self._user, self._root)
             if not directory.exists:
                 directory.create(launch.run.script)
-            if not await self._engine.create(name, self._container(launch, image)):
+            if not await self._engine.create(name, self._container(launch, image.id)):
                 await self._own(key)
         except (EngineAway, EngineRefused, OSError, ValueError) as error:
             raise ExecutorFailed(replica=key, found=error) from None
@@ -350,18 +371,6 @@ class DockerExecutor:
                 "on them"
             )
         return None
-
-    async def _image(self, reference: str) -> str:
-        """Return the id of an image; pull it if needed, one pull of an image at a time."""
-        lock = self._pulls.setdefault(reference, asyncio.Lock())
-        async with lock:
-            found = await self._engine.image(reference)
-            if found is None:
-                await self._engine.pull(reference)
-                found = await self._engine.image(reference)
-        if found is None:
-            raise EngineRefused(f"the engine has no image {reference} after the pull")
-        return found
 
     async def _own(self, key: ReplicaKey) -> None:
         """Check that a container of the replica's name is this agent's.

@@ -10,7 +10,7 @@ Source: "Docker Engine API", version 1.41.
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,13 +21,13 @@ from urllib.parse import quote
 
 import httpx
 
+from yardmaster_node_agent.executors.port import ImageFound
+
 API_VERSION: Final = "v1.41"
 #: Seconds after which a request without an answer counts as failed.
 ANSWER_S: Final = 30.0
 #: Seconds that an engine has to answer whether it is there, or has a container.
 PROBE_S: Final = 5.0
-#: Seconds without any bytes after which a pull counts as failed.
-PULL_IDLE_S: Final = 120.0
 _NO_IDLE: Final = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 #: The head of a frame of output: the stream, three zeros, the length.
 _HEAD: Final = struct.Struct(">BxxxL")
@@ -91,31 +91,32 @@ class Engine:
         """Return the id of the engine."""
         return str((await self._ask("GET", "/info"))["ID"])
 
-    async def image(self, reference: str) -> str | None:
-        """Return the id of an image that the engine has; None if it has none of that name."""
+    async def image(self, reference: str) -> ImageFound | None:
+        """Return an image that the engine has; None if it has none of that name."""
         found = await self._ask("GET", f"/images/{quote(reference)}/json", absent=(404,))
-        return None if found is None else str(found["Id"])
+        return None if found is None else ImageFound(str(found["Id"]))
 
-    async def pull(self, reference: str) -> None:
-        """Pull an image.
+    async def pull(self, reference: str) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Pull an image, and yield the engine's messages about it.
+
+        The caller limits how long it waits; when it closes the generator, the engine ends the pull.
 
         Raises:
-            EngineRefused: the registry or the engine refused it, or sent nothing for `PULL_IDLE_S`.
+            EngineRefused: the registry or the engine refused it.
         """
         name, _, digest = reference.partition("@")
         last = name.rpartition("/")[2]
         named = {"fromImage": reference}
         if not digest and ":" not in last:
             named["tag"] = "latest"  # without a tag, all of the repository would be pulled
-        async with self._open("POST", "/images/create", named, idle_s=PULL_IDLE_S) as answer:
+        async with self._open("POST", "/images/create", named, idle_s=None) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise EngineRefused(_message(await answer.aread()))
-            try:
-                async for line in answer.aiter_lines():
-                    if line and (error := json.loads(line).get("error")) is not None:
-                        raise EngineRefused(str(error)[:_MAX_MESSAGE])
-            except httpx.ReadTimeout:
-                raise EngineRefused(f"no bytes for {PULL_IDLE_S:g} s") from None
+            async for line in answer.aiter_lines():
+                message = json.loads(line) if line else {}
+                if (error := message.get("error")) is not None:
+                    raise EngineRefused(str(error)[:_MAX_MESSAGE])
+                yield message
 
     async def create(self, name: str, container: Mapping[str, Any]) -> bool:
         """Create a container; return False if there is one of that name.

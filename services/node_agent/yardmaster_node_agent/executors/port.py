@@ -8,7 +8,7 @@ once. `find` tells a later agent process how far an earlier one came.
 Each replica has its own directory, with its output, its stop file and its checkpoint file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -34,6 +34,31 @@ class Paths:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageFound:
+    """An image that the node has, under the engine's own id of it."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProgress:
+    """How much has arrived of an image.
+
+    Attributes:
+        layers: the layers of the image; `layers_done` are ready for use.
+        bytes_total: the bytes of those layers whose size is known yet.
+    """
+
+    layers: int = 0
+    layers_done: int = 0
+    bytes_done: int = 0
+    bytes_total: int = 0
+
+
+OnProgress = Callable[[FetchProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """The run of a job to start, and its whole environment with resolved secrets.
 
@@ -55,6 +80,8 @@ class Launch:
     devices: tuple[str, ...] = ()
     #: The replica's own copy of the job's context; `run.working_dir` is below it.
     code: Path | None = None
+    #: The image of `run.image`, which `Executor.fetch` found; None: as the node has it.
+    image: ImageFound | None = None
 
 
 class Phase(StrEnum):
@@ -165,8 +192,18 @@ class Executor(Protocol):
     def paths(self, key: ReplicaKey, run: Run) -> Paths:
         """Return the paths of a replica's stop file and checkpoint file."""
 
+    async def fetch(self, launch: Launch, on_progress: OnProgress) -> Launch:
+        """Fetch what the replica runs in, such as its image; return the launch with it.
+
+        This may take hours. It makes nothing of the replica itself, so it may be cancelled at any
+        time. `on_progress` is called whenever something has arrived.
+
+        Raises:
+            ExecutorFailed: it cannot be had, as for `prepare`.
+        """
+
     async def prepare(self, launch: Launch) -> None:
-        """Make all that a replica needs; it cannot run yet.
+        """Make all that a replica needs, of a fetched launch; it cannot run yet.
 
         A repeated call continues where the one before was interrupted. For a replica that was
         started, it changes nothing.

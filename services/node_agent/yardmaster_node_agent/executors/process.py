@@ -26,6 +26,7 @@ from yardmaster_node_agent.executors.directory import ReplicaDirectory
 from yardmaster_node_agent.executors.port import (
     Capabilities,
     Launch,
+    OnProgress,
     Paths,
     Phase,
     ReplicaFound,
@@ -188,6 +189,10 @@ class ProcessExecutor:
     def paths(self, key: ReplicaKey, run: Run) -> Paths:
         """Return the paths in the replica's directory."""
         return self._directory(key).paths
+
+    async def fetch(self, launch: Launch, on_progress: OnProgress) -> Launch:
+        """Return the launch: the files of a process are on the machine."""
+        return launch
 
     async def prepare(self, launch: Launch) -> None:
         """Create the replica's directory."""

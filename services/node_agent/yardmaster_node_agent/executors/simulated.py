@@ -23,6 +23,7 @@ from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.port import (
     Capabilities,
     Launch,
+    OnProgress,
     Paths,
     Phase,
     ReplicaFound,
@@ -145,6 +146,10 @@ class SimulatedExecutor:
     def paths(self, key: ReplicaKey, run: Run) -> Paths:
         """Return paths of files that never exist."""
         return Paths(f"/simulated/{key}/stop.json", f"/simulated/{key}/checkpoint.json")
+
+    async def fetch(self, launch: Launch, on_progress: OnProgress) -> Launch:
+        """Return the launch: nothing is needed."""
+        return launch
 
     async def prepare(self, launch: Launch) -> None:
         """Note that the replica can be started."""

@@ -117,7 +117,8 @@ def test_every_flag_sets_the_key_it_says() -> None:
         "cpus": "1.5", "memory": "2Gi", "replicas": "2:2", "tasks": "3", "max_concurrent": "2",
         "min_runtime": "1m", "time_limit": "2h", "max_restarts": "1", "unschedulable": "fail",
         "signal": "INT", "grace": "30s", "exit_zero": "finished", "start_from": "s3://b/x",
-        "image": "team/train:1", "working_dir": "/srv", "env": ("A=1",), "secret": ("T=shared/hf",),
+        "image": "team/train:1", "pull": "always", "working_dir": "/srv", "env": ("A=1",),
+        "secret": ("T=shared/hf",),
         "label": ("team=x",), "script": "echo hi", "avoid_node": ("n1", "n2"),
         "runtime_estimate": "90m", "gpu_memory": "20Gi",
     }  # fmt: skip

@@ -1,0 +1,180 @@
+"""Images: pulled once at a time, for as long as bytes arrive.
+
+All replicas that wait for an image of a node share one pull and its result. A pull has no limit in
+total, but fails when no bytes arrived for `idle_s`. After a failure that may pass, the next pull of
+this image waits for a back-off, so that a registry in trouble is not asked again and again. What is
+definite, such as an image that does not exist, needs no back-off: the scheduler checks it twice.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from yardmaster_node_agent.executors.engine import Engine, EngineRefused
+from yardmaster_node_agent.executors.port import FetchProgress, ImageFound, OnProgress
+from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.waiting import first_of
+from yardmaster_schemas.events.details import PullPolicy
+
+#: Seconds before the next pull of an image after the first failure; doubled with each further one.
+BACKOFF_S: Final = 10.0
+MAX_BACKOFF_S: Final = 300.0
+#: The most images whose failures are remembered; the oldest is forgotten first.
+MAX_FAILED: Final = 1000
+
+
+class PullFailed(Exception):
+    """An image cannot be had; the message is for the job's user."""
+
+
+class LayerTally:
+    """Counts the layers and bytes of a pull from the engine's messages."""
+
+    def __init__(self) -> None:
+        #: The last status of each layer, its bytes so far and in all (0: not known).
+        self._layers: dict[str, tuple[str, int, int]] = {}
+        self._phase: tuple[str, str, int] = ("", "", 0)
+
+    def add(self, message: Mapping[str, Any]) -> bool:
+        """Note a message; return whether the pull has moved."""
+        layer, status = str(message.get("id", "")), str(message.get("status", ""))
+        if status.startswith(("Retrying", "Waiting")):
+            return False
+        detail = message.get("progressDetail")
+        phase = (layer, status, int((detail or {}).get("current", 0)))
+        moved, self._phase = phase != self._phase, phase
+        if layer and not status.startswith("Pulling from"):
+            _, had, total = self._layers.get(layer, ("", 0, 0))
+            if status == "Downloading" and detail:
+                had, total = phase[2], int(detail.get("total", 0))
+            elif status in ("Download complete", "Pull complete"):
+                had = total
+            self._layers[layer] = (status, had, total)
+        return moved
+
+    @property
+    def progress(self) -> FetchProgress:
+        """The layers and bytes that have arrived."""
+        layers = self._layers.values()
+        done = [status in ("Pull complete", "Already exists") for status, _, _ in layers]
+        return FetchProgress(
+            layers=len(done),
+            layers_done=sum(done),
+            bytes_done=sum(had for _, had, _ in layers),
+            bytes_total=sum(total for _, _, total in layers),
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Pull:
+    """The pulls of one image, one after another."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: Called with the progress, for each replica that waits for the image.
+    listeners: list[OnProgress] = field(default_factory=list)
+    #: How many pulls have ended, and the error of the last one.
+    ended: int = 0
+    error: PullFailed | None = None
+    #: Failures in a row, and when the next pull may begin.
+    failures: int = 0
+    not_before_s: float = 0.0
+
+
+class Images:
+    """The images of an engine."""
+
+    def __init__(self, engine: Engine, clock: Clock, *, idle_s: float) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._idle_s = idle_s
+        self._pulls: dict[str, _Pull] = {}
+
+    async def get(self, reference: str, policy: PullPolicy, on_progress: OnProgress) -> ImageFound:
+        """Return an image of the engine; pull it if the policy says so. This may be cancelled.
+
+        Raises:
+            PullFailed.
+            EngineAway: the engine does not answer.
+        """
+        if policy is not PullPolicy.ALWAYS:
+            found = await self._engine.image(reference)
+            if found is not None:
+                return found
+            if policy is PullPolicy.NEVER:
+                raise PullFailed(
+                    f"the engine has no image {reference}, and run.pull is never: put the image on "
+                    "the node, or remove run.pull"
+                )
+        await self._shared_pull(reference, on_progress)
+        found = await self._engine.image(reference)
+        if found is None:
+            raise PullFailed(f"the engine has no image {reference} after the pull")
+        return found
+
+    async def _shared_pull(self, reference: str, on_progress: OnProgress) -> None:
+        """Pull an image, or wait for the pull that runs already."""
+        pull = self._pulls.setdefault(reference, _Pull())
+        ended = pull.ended
+        with self._listening(reference, pull, on_progress):
+            async with pull.lock:
+                if pull.ended == ended:
+                    await self._next_pull(reference, pull)
+                elif pull.error is not None:
+                    raise PullFailed(*pull.error.args)
+
+    async def _next_pull(self, reference: str, pull: _Pull) -> None:
+        await self._clock.sleep(max(0.0, pull.not_before_s - self._clock.monotonic_s()))
+        try:
+            await self._pull(reference, pull)
+        except PullFailed as error:
+            pull.ended, pull.error, pull.failures = pull.ended + 1, error, pull.failures + 1
+            pause_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** min(pull.failures - 1, 16))
+            pull.not_before_s = self._clock.monotonic_s() + pause_s
+            raise
+        pull.ended, pull.error, pull.failures = pull.ended + 1, None, 0
+
+    async def _pull(self, reference: str, pull: _Pull) -> None:
+        """Pull once.
+
+        Raises:
+            PullFailed: the registry or the engine refused it, or no bytes arrived for `idle_s`.
+            EngineAway.
+        """
+        tally, moved_s = LayerTally(), self._clock.monotonic_s()
+
+        async def follow() -> None:
+            nonlocal moved_s
+            async with aclosing(self._engine.pull(reference)) as messages:
+                async for message in messages:
+                    if tally.add(message):
+                        moved_s = self._clock.monotonic_s()
+                        for listener in pull.listeners:
+                            listener(tally.progress)
+
+        async def watch() -> None:
+            while (left_s := moved_s + self._idle_s - self._clock.monotonic_s()) > 0:
+                await self._clock.sleep(left_s)
+            raise PullFailed(f"image {reference}: no bytes arrived for {self._idle_s:g} s")
+
+        try:
+            await first_of(follow(), watch())
+        except EngineRefused as error:
+            raise PullFailed(f"image {reference}: {error}") from None
+
+    @contextmanager
+    def _listening(self, reference: str, pull: _Pull, on_progress: OnProgress) -> Iterator[None]:
+        """Let a replica know of progress; afterwards forget what need not be remembered."""
+        pull.listeners.append(on_progress)
+        try:
+            yield
+        finally:
+            pull.listeners.remove(on_progress)
+            if not pull.listeners and not pull.failures:
+                self._pulls.pop(reference, None)
+            while len(self._pulls) > MAX_FAILED:
+                oldest = next((r for r, p in self._pulls.items() if not p.listeners), None)
+                if oldest is None:
+                    break
+                del self._pulls[oldest]

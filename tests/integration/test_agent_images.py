@@ -1,0 +1,220 @@
+"""Images that an agent pulls with a real engine from a registry on this machine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.containers import CONTAINER_IMAGE, is_there
+from tests.support.node_agent import AgentCell
+from tests.support.registry import Registry, running_registry
+from yardmaster_node_agent.executors.engine import Engine
+from yardmaster_node_agent.executors.images import BACKOFF_S, Images, PullFailed
+from yardmaster_node_agent.executors.port import FetchProgress
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.events.details import PullPolicy, Run
+from yardmaster_schemas.events.node_events import SlotsReleasedV1
+
+pytestmark = pytest.mark.timeout(120)
+ENGINE = Path("/var/run/docker.sock")
+IDLE_S = 120.0
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    if not is_there(CONTAINER_IMAGE):
+        pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
+    with running_registry() as registry:
+        yield registry
+
+
+@pytest.fixture
+async def cell(tmp_path: Path, registry: Registry) -> AsyncIterator[AgentCell]:
+    cell = await AgentCell(tmp_path / "n1").open()
+    cell.configure(executor="auto", container_network="host")
+    yield cell
+    await cell.ports().executor.sweep()
+    await cell.assert_honest()
+    await cell.log.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def images(clock: ManualClock) -> Images:
+    return Images(Engine(ENGINE), clock, idle_s=IDLE_S)
+
+
+def job(image: str, **run: Any) -> Run:
+    return Run(script="echo $VERSION", image=image, **run)
+
+
+async def ended(cell: AgentCell, task: str) -> SlotsReleasedV1:
+    return (await cell.ended(task))[-1]
+
+
+class Arrived:
+    """The reports of a pull."""
+
+    def __init__(self) -> None:
+        self._reports: asyncio.Queue[FetchProgress] = asyncio.Queue()
+        self._bytes = 0
+        self.note = self._reports.put_nowait
+
+    async def more(self) -> None:
+        """Wait until more bytes have arrived."""
+        before = self._bytes
+        while self._bytes <= before:
+            self._bytes = (await self._reports.get()).bytes_done
+
+    async def quiet(self) -> None:
+        """Wait until the engine has reported all bytes that have arrived."""
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(0.3):
+                    self._bytes = (await self._reports.get()).bytes_done
+
+
+async def happened(event: Any) -> None:
+    """Wait for an event of the registry's threads."""
+    assert await asyncio.to_thread(event.wait, 30)
+
+
+async def test_an_absent_image_is_pulled_once_and_then_the_registry_gets_no_request(
+    cell: AgentCell, registry: Registry
+) -> None:
+    registry.push("team/train:1", Env=["PATH=/bin", "VERSION=one"])
+    image = registry.image("team/train:1")
+    async with cell.agent():
+        task = await cell.allocate(job(image))
+        await ended(cell, task)
+        assert await cell.output(task) == "one\n"
+        assert registry.requests["GET manifests"] == 1
+        registry.requests.clear()
+        await ended(cell, await cell.allocate(job(image)))
+    assert not registry.requests
+
+
+async def test_a_moved_tag_is_pulled_at_each_start_only_if_the_job_says_always(
+    cell: AgentCell, registry: Registry
+) -> None:
+    image = registry.image("team/train:1")
+    outputs = []
+    async with cell.agent():
+        for version, policy in [
+            ("one", PullPolicy.ALWAYS),
+            ("two", PullPolicy.MISSING),
+            ("three", PullPolicy.ALWAYS),
+            ("four", PullPolicy.NEVER),
+        ]:
+            registry.push("team/train:1", Env=["PATH=/bin", f"VERSION={version}"])
+            task = await cell.allocate(job(image, pull=policy))
+            await ended(cell, task)
+            outputs.append(await cell.output(task))
+    assert outputs == ["one\n", "one\n", "three\n", "three\n"]
+
+
+async def test_an_image_that_is_absent_and_never_pulled_is_a_failed_start(
+    cell: AgentCell, registry: Registry
+) -> None:
+    registry.push("team/train:1")
+    image = registry.image("team/train:1")
+    async with cell.agent():
+        task = await cell.allocate(job(image, pull=PullPolicy.NEVER))
+        assert (await ended(cell, task)).never_started
+        assert "run.pull is never" in await cell.output(task, stream="agent")
+    assert not registry.requests
+
+
+async def test_replicas_that_wait_for_an_image_share_its_pull(
+    cell: AgentCell, registry: Registry
+) -> None:
+    registry.push("team/train:1")
+    registry.flows.clear()
+    image = registry.image("team/train:1")
+    async with cell.agent():
+        tasks = [await cell.allocate(job(image, pull=PullPolicy.ALWAYS)) for _ in range(3)]
+        await happened(registry.stalled)
+        registry.flows.set()
+        for task in tasks:
+            assert not (await ended(cell, task)).never_started
+    assert registry.requests["GET manifests"] == 1
+
+
+async def test_a_stop_ends_the_wait_for_an_image(cell: AgentCell, registry: Registry) -> None:
+    registry.push("team/train:1")
+    registry.flows.clear()
+    async with cell.agent():
+        task = await cell.allocate(job(registry.image("team/train:1")))
+        await happened(registry.stalled)
+        await cell.stop(task, grace_s=100)
+        assert (await ended(cell, task)).never_started
+
+
+async def test_a_pull_lasts_as_long_as_bytes_arrive(
+    registry: Registry, images: Images, clock: ManualClock
+) -> None:
+    registry.push("team/train:1", filler_bytes=2**18)
+    registry.flows.clear()
+    arrived = Arrived()
+    image = registry.image("team/train:1")
+    async with asyncio.TaskGroup() as group:
+        pulling = group.create_task(images.get(image, PullPolicy.MISSING, arrived.note))
+        await happened(registry.stalled)
+        for _ in range(4):
+            await arrived.quiet()
+            clock.advance(IDLE_S * 0.9)
+            registry.one_piece.release(2)
+            await arrived.more()
+        registry.flows.set()
+        assert (await pulling).id.startswith("sha256:")
+
+
+async def test_a_pull_fails_when_no_bytes_arrive_and_the_next_one_waits_for_a_back_off(
+    registry: Registry, images: Images, clock: ManualClock
+) -> None:
+    registry.push("team/train:1")
+    registry.flows.clear()
+    image = registry.image("team/train:1")
+    arrived = Arrived()
+
+    def get() -> Any:
+        return images.get(image, PullPolicy.ALWAYS, arrived.note)
+
+    async with asyncio.TaskGroup() as group:
+        pulling = group.create_task(failure(get()))
+        await happened(registry.stalled)
+        await arrived.quiet()
+        clock.advance(IDLE_S)
+    assert pulling.result() == f"image {image}: no bytes arrived for 120 s"
+    registry.flows.set()
+    registry.failing = (503, "UNAVAILABLE")
+    for pause_s in (BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S):
+        registry.requests.clear()
+        async with asyncio.TaskGroup() as group:
+            pulling = group.create_task(failure(get()))
+            await asyncio.sleep(0.05)
+            clock.advance(pause_s - 1)
+            await asyncio.sleep(0.05)
+            assert not registry.requests
+            clock.advance(1)
+        assert "503" in pulling.result()
+        assert registry.requests
+    registry.failing = None
+    clock.advance(8 * BACKOFF_S)
+    assert (await get()).id
+    registry.failing = (503, "UNAVAILABLE")
+    assert "503" in await failure(get())
+
+
+async def failure(getting: Any) -> str:
+    """The words of a pull that fails."""
+    with pytest.raises(PullFailed) as failed:
+        await getting
+    return str(failed.value)
