@@ -71,6 +71,11 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "show": _list("show 4kq7w2mz9c1f", "show 4kq7 --attempts", "show 4kq7 --spec > job.yaml"),
     "explain": _one("explain 4kq7w2mz9c1f.0", "explain 4kq7w2mz9c1f.0 --at -2h"),
     "logs": _plain("logs 4kq7w2mz9c1f", "logs -f --tail 20 4kq7w2mz9c1f.0"),
+    "artifacts": _plain("artifacts ls 4kq7w2mz9c1f", "artifacts get 4kq7 --to results"),
+    "artifacts ls": _list("artifacts ls 4kq7w2mz9c1f", "artifacts ls 4kq7 --attempt 1 -o json"),
+    "artifacts get": _plain(
+        "artifacts get 4kq7w2mz9c1f --to results", "artifacts get 4kq7 '*.onnx' --force"
+    ),
     "wait": _plain("wait 4kq7w2mz9c1f", "wait 4kq7 --for running --timeout 10m"),
     "cancel": _plain("cancel 4kq7w2mz9c1f", "cancel -p nlp --phase pending --yes"),
     "pause": _plain("pause 4kq7w2mz9c1f --reason maintenance"),

@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "show": ("tasks", "show", "Show a job or task: resources, wait reason and attempts."),
     "explain": ("explain", "explain", "Show why a task is pending, was stopped or was refused."),
     "logs": ("logs", "logs", "Print the output of tasks."),
+    "artifacts": ("artifacts", "artifacts", "List and get files that tasks left."),
     "wait": ("wait", "wait", "Wait for tasks to end, and exit with their exit code."),
     "cancel": ("tasks", "cancel", "Cancel jobs or tasks."),
     "pause": ("tasks", "pause", "Stop tasks until they are resumed; each may save a checkpoint."),
@@ -48,7 +49,7 @@ COMMANDS: Final = {
     "erase": (
         "erase",
         "erase",
-        "Delete names, labels, commands, environments and notes of jobs.",
+        "Delete texts and artifacts of jobs.",
     ),
     "shares": ("shares", "shares", "Show how a pool is divided among departments and projects."),
     "usage": ("usage", "usage", "Show GPU-hours by project, user or pool."),

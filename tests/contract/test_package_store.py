@@ -26,7 +26,8 @@ from yardmaster_packages.errors import (
     WrongSize,
 )
 from yardmaster_packages.limits import MIB, PackageLimits
-from yardmaster_packages.store import CALL_BYTES, MAX_HUNG, PackageStore, StoredPackage
+from yardmaster_packages.store import PackageStore, StoredPackage
+from yardmaster_packages.store_calls import CALL_BYTES, MAX_HUNG
 from yardmaster_packages.unpacking import unpack
 
 TAR = random.Random(1).randbytes(3 * CALL_BYTES // 2)

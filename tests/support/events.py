@@ -85,6 +85,7 @@ BY_PATTERN: Final[Mapping[str, str]] = {
     r"^[0-9A-Za-z:-]{1,64}$": "3f0c6a52-8d11-4b0e-9a6c-5f2d1e0b7c44",
     r"^[A-Za-z_][A-Za-z0-9_]{0,127}$": "NCCL_DEBUG",
     r"^[A-Z][A-Za-z]{1,40}$": "TaskSubmitted",
+    r"^[^\x00-\x1f\x7f]+$": "out/**",
     r"^[a-z0-9][a-z0-9._-]{0,90}$": "4kq7w2mz9c1f",
 }
 

@@ -24,7 +24,7 @@ from yardmaster_gateway.app import create_app
 from yardmaster_gateway.context import Gateway, GatewayPorts
 from yardmaster_gateway.identity.authentication import FileUser, Identity
 from yardmaster_gateway.identity.authorization import Binding, Caller
-from yardmaster_gateway.main import open_packages
+from yardmaster_gateway.main import open_artifacts, open_packages
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_projections.fold import USAGE
 from yardmaster_projections.memory import MemoryViewStore
@@ -119,6 +119,7 @@ class GatewayCell(MemoryCell):
             telemetry=telemetry("gateway"),
             usage=self.usage,
             packages=open_packages(self.settings),
+            artifacts=open_artifacts(self.settings),
         )
         self.app = create_app(self.ports, self.settings)
         metrics = Metrics(telemetry("views"))

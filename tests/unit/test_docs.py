@@ -76,6 +76,7 @@ REQUIRED_TOO: Final[Mapping[str, Mapping[str, Any]]] = {
     "replicas.min": {"max": 2},
     "replicas.max": {"min": 2},
     "tasks.max_concurrent": {"count": 3},
+    "run.artifacts": {"context": "."},
     "run.context.digest": {"packed_bytes": 1},
     "run.context.packed_bytes": {"digest": "0" * 64},
 }

@@ -1,4 +1,4 @@
-"""`yard erase`: delete names, labels, commands, environments and notes of jobs."""
+"""`yard erase`: delete names, labels, commands, environments, notes and artifacts of jobs."""
 
 import click
 
@@ -11,7 +11,7 @@ from yardmaster_cli.session import Session, command
 @click.argument("refs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def erase(session: Session, refs: tuple[str, ...], yes: bool) -> None:
-    """Permanently delete names, labels, commands, environments and notes of ended jobs.
+    """Permanently delete names, labels, commands, notes and artifacts of ended jobs.
 
     Only operators and admins of the project may do this. The data is hidden at once. Log compaction
     deletes it from disk; task output is deleted when its retention ends. Backups still contain it.

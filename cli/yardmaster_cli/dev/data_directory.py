@@ -3,7 +3,7 @@
 ```
 log.db        the log           token         the token of callers; 0600
 dev.json      port, token, pid  cluster.json  nodes and policy of the last start
-lock          held by the process  nodes/ snapshots/ packages/
+lock          held by the process  nodes/ snapshots/ packages/ artifacts/
 port          the last port of the gateway
 ```
 """

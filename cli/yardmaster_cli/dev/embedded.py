@@ -40,7 +40,7 @@ from yardmaster_runtime.chance import Chance, SystemChance
 from yardmaster_runtime.clock import Clock, SystemClock
 from yardmaster_runtime.garbage_collection import tune_gc
 from yardmaster_runtime.service import Ports, on_stop_signal
-from yardmaster_runtime.settings import PackageSettings, RuntimeSettings
+from yardmaster_runtime.settings import ArtifactSettings, PackageSettings, RuntimeSettings
 from yardmaster_runtime.telemetry.level import LogLevel
 from yardmaster_runtime.telemetry.library_logs import LibraryLogs
 from yardmaster_runtime.telemetry.port import Telemetry
@@ -270,6 +270,7 @@ def _services(
         cell=CELL,
         instance="dev",
         packages=packages_url(folder),
+        artifacts=artifacts_url(folder),
         # This mode has few streams, so each can send bookmarks more often than in production.
         bookmark_s=1.0,
         details_tick_s=None,
@@ -297,6 +298,7 @@ def _services(
                 file_users=(owner(token), *others),
                 snapshots=snapshots(),
                 packages=gateway.open_packages(gateway_settings),
+                artifacts=gateway.open_artifacts(gateway_settings),
             ),
             gateway_settings,
             listener=listener,
@@ -311,6 +313,11 @@ def _services(
 def packages_url(folder: DataDirectory) -> str:
     """Where code packages are stored: as YARD_PACKAGES says, else in the data directory."""
     return PackageSettings(cell=CELL).packages or str(folder.path / "packages")
+
+
+def artifacts_url(folder: DataDirectory) -> str:
+    """Where artifacts are kept: as YARD_ARTIFACTS says, else in the data directory."""
+    return ArtifactSettings(cell=CELL).artifacts or str(folder.path / "artifacts")
 
 
 def _agent_settings(folder: DataDirectory, options: Options, index: int) -> agent.Settings:
@@ -330,6 +337,7 @@ def _agent_settings(folder: DataDirectory, options: Options, index: int) -> agen
         port_last=last,
         data_dir=folder.node(node.name),
         packages=packages_url(folder),
+        artifacts=artifacts_url(folder),
         gpus=node.slots,
         cpu_milli=None if node.cpus is None else node.cpus * 1000,
         memory_mib=node.memory_mib,

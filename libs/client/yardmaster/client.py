@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from yardmaster.artifact_calls import ArtifactCalls
 from yardmaster.connection import quoted
 from yardmaster.errors import ApiError
 from yardmaster.job_calls import Piece
@@ -13,7 +14,7 @@ from yardmaster_schemas.api import Cycle, EventRecord, List, Version, WhoAmI
 __all__ = ["ApiError", "Change", "Client", "Piece"]
 
 
-class Client(Waits, OperatorCalls):
+class Client(Waits, ArtifactCalls, OperatorCalls):
     """A connection to one gateway, with the token of one user.
 
     Reads, and writes with an idempotency key or a condition, are retried after transient failures.

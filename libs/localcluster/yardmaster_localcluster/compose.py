@@ -162,7 +162,7 @@ class ComposeCluster:
             uid = gid = SERVICE_USER
             # Agents are root, and the folders of their tasks belong to the tasks.
             folders = [data.kafka, data.redis, data.snapshots, data.views]
-            folders += [data.packages, data.credentials]
+            folders += [data.packages, data.artifacts, data.credentials]
             for folder in folders:
                 _change_owner(folder, uid, gid)
             # Tasks of all nodes write their checkpoints into this folder.

@@ -3,6 +3,7 @@
 ```
 kafka/ redis/ snapshots/ agents/NODE/ views/   data of each service
 packages/                                      code packages of users
+artifacts/                                     artifacts of tasks
 logs/PROCESS.log                               log of each process
 format                                         the format of the data (`LOG_FORMAT`)
 token                                          the token of callers; 0600
@@ -81,6 +82,11 @@ class DataLayout:
         return self.path / "packages"
 
     @property
+    def artifacts(self) -> Path:
+        """The artifacts of tasks."""
+        return self.path / "artifacts"
+
+    @property
     def agents(self) -> Path:
         """The ledgers and task directories of the nodes, one folder per node."""
         return self.path / "agents"
@@ -126,8 +132,8 @@ class DataLayout:
         # Written before the data that it describes, so a start that is cut off leaves no data
         # without it.
         write_private(self.path / FORMAT_FILE, f"{LOG_FORMAT}\n")
-        own = (self.kafka, self.redis, self.snapshots, self.packages, self.views, self.logs)
-        for folder in own:
+        users = (self.packages, self.artifacts)
+        for folder in (self.kafka, self.redis, self.snapshots, *users, self.views, self.logs):
             folder.mkdir(exist_ok=True)
             folder.chmod(0o700)
         self.agents.mkdir(exist_ok=True)

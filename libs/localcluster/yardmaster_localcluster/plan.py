@@ -185,7 +185,7 @@ def plan(
 
     everywhere = {"YARD_CELLS": ",".join(wanted.cells)}
     kept = {"YARD_SNAPSHOTS": str(data.snapshots)}
-    packages = {"YARD_PACKAGES": str(data.packages)}
+    files = {"YARD_PACKAGES": str(data.packages), "YARD_ARTIFACTS": str(data.artifacts)}
     for service, env in (("quota", kept), ("scheduler", kept), ("views", views("views"))):
         for number in range(getattr(wanted.counts, service)):
             name = f"{service}-{number + 1}"
@@ -203,7 +203,7 @@ def plan(
             "YARD_AGENT_PORT_FIRST": str(first),
             "YARD_AGENT_PORT_LAST": str(first + GANG_PORTS - 1),
         }
-        add("agent", number, f"agent-{node}", cell, {**here, **packages, **env}, node=node)
+        add("agent", number, f"agent-{node}", cell, {**here, **files, **env}, node=node)
     for partition, cell in enumerate(wanted.cells):
         here = {"YARD_CELL": cell, "YARD_PARTITION": str(partition)}
         for index in range(wanted.counts.gateway):
@@ -216,7 +216,7 @@ def plan(
                 "YARD_GATEWAY_INSTANCE": name,
                 "YARD_GATEWAY_TOKEN_FILE": str(data.tokens_file),
             }
-            env = {**here, **kept, **packages, **views("gateway"), **env}
+            env = {**here, **kept, **files, **views("gateway"), **env}
             add("gateway", number, name, cell, env, port=port)
     return found
 

@@ -1,4 +1,4 @@
-"""The errors of code packages.
+"""The errors of code packages and artifacts.
 
 ```
 YardmasterError
@@ -8,6 +8,7 @@ YardmasterError
     ArchiveRefused                         the archive is damaged, or an attack
       WrongDigest  WrongSize
     PackageNotFound  PackagesUnavailable   the store
+    ArtifactNotFound  ArtifactDamaged  ArtifactsUnavailable
 ```
 """
 
@@ -82,3 +83,21 @@ class PackagesUnavailable(PackageError):
     """The packages at {url} cannot be reached: {found}. Try again, or check YARD_PACKAGES."""
 
     code = "packages_unavailable"
+
+
+class ArtifactNotFound(PackageError):
+    """The store of artifacts has no file {path}."""
+
+    code = "artifact_not_found"
+
+
+class ArtifactDamaged(PackageError):
+    """The stored artifacts are damaged at {path}: {found}."""
+
+    code = "artifact_damaged"
+
+
+class ArtifactsUnavailable(PackageError):
+    """The artifacts at {url} cannot be reached: {found}. Try again, or check YARD_ARTIFACTS."""
+
+    code = "artifacts_unavailable"

@@ -1,4 +1,4 @@
-"""The limits of a package, which its writer, its store and its reader all check."""
+"""The limits of packages, which writer, store and reader all check, and those of artifacts."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -26,3 +26,14 @@ class PackageLimits:
     def tar_bytes(self) -> int:
         """The bytes of the uncompressed archive."""
         return self.unpacked_bytes + self.files * _ENTRY_BYTES + 2 * _RECORD_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactLimits:
+    """The most that is kept of one replica in one attempt."""
+
+    #: Bytes of all files together.
+    total_bytes: int = 1024 * MIB
+    files: int = 10_000
+    #: Files and folders that are looked at.
+    scanned: int = 1_000_000

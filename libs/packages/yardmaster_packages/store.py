@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mappin
 from concurrent.futures import Executor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
@@ -26,22 +25,15 @@ from yardmaster_packages.errors import (
     PackagesUnavailable,
     WrongSize,
 )
+from yardmaster_packages.file_systems import children, remove_file, sync_folder, written_ms
 from yardmaster_packages.gunzip import Gunzip
-from yardmaster_packages.limits import MIB, PackageLimits
-from yardmaster_packages.store_calls import StoreCalls
+from yardmaster_packages.limits import PackageLimits
+from yardmaster_packages.store_calls import CALL_BYTES, DEADLINE_S, MAX_HUNG, StoreCalls
 
-#: Seconds after which a call counts as unanswered; a call transfers at most a few MiB.
-DEADLINE_S: Final = 30.0
-#: No call begins while this many calls have been given up and have not ended.
-MAX_HUNG: Final = 16
-#: Bytes that one call of the store reads or writes.
-CALL_BYTES: Final = MIB
 _PROJECT: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _FILE: Final = re.compile(r"([0-9a-f]{64})\.tar\.gz")
 _TEMPORARY: Final = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}\.new")
-#: Under these keys file systems of fsspec say when a file was written.
-_TIMES: Final = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,22 +144,14 @@ class PackageStore:
             except FileNotFoundError:
                 raise PackageNotFound(project=project, digest=digest) from None
 
-        file = await self._calls.run(opened)
-        answers = True
-        try:
-            while piece := await self._calls.run(partial(file.read, CALL_BYTES)):
+        async with aclosing(self._calls.read(opened)) as pieces:
+            async for piece in pieces:
                 yield piece
-        except PackagesUnavailable:
-            answers = False  # the file may still be in use by the call that was given up
-            raise
-        finally:
-            if answers:
-                await self._calls.run(file.close)
 
     async def remove(self, project: str, digest: str) -> bool:
         """Remove a package; return whether it was stored."""
         path = self._path(project, digest)
-        return await self._calls.run(partial(self._remove, path))
+        return await self._calls.run(partial(remove_file, self._fs, path))
 
     async def packages(self) -> AsyncIterator[StoredPackage]:
         """Yield the packages of all projects, ordered by project and digest."""
@@ -188,31 +172,24 @@ class PackageStore:
 
     async def _projects(self) -> list[str]:
         return await self._calls.run(
-            lambda: sorted(name for name in self._infos(self._root) if _PROJECT.fullmatch(name))
+            lambda: sorted(
+                name for name in children(self._fs, self._root) if _PROJECT.fullmatch(name)
+            )
         )
 
     def _list(self, project: str) -> list[StoredPackage]:
         return [
             self._package(project, match[1], info)
-            for name, info in sorted(self._infos(f"{self._root}/{project}").items())
+            for name, info in sorted(children(self._fs, f"{self._root}/{project}").items())
             if (match := _FILE.fullmatch(name))
         ]
 
     def _remove_unfinished(self, project: str, before_ms: int) -> int:
         return sum(
-            self._remove(f"{self._root}/{project}/{name}")
-            for name, info in self._infos(f"{self._root}/{project}").items()
-            if _TEMPORARY.fullmatch(name) and self._stored_ms(info) < before_ms
+            remove_file(self._fs, f"{self._root}/{project}/{name}")
+            for name, info in children(self._fs, f"{self._root}/{project}").items()
+            if _TEMPORARY.fullmatch(name) and written_ms(self._fs, info) < before_ms
         )
-
-    def _infos(self, folder: str) -> dict[str, dict[str, Any]]:
-        """Information about what a folder contains, by name."""
-        self._fs.invalidate_cache(folder)  # a cached listing hides the files of another process
-        try:
-            found = self._fs.ls(folder, detail=True)
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        return {info["name"].rstrip("/").rsplit("/", 1)[-1]: info for info in found}
 
     def _stat(self, project: str, digest: str, path: str) -> StoredPackage | None:
         self._fs.invalidate_cache(f"{self._root}/{project}")
@@ -226,25 +203,8 @@ class PackageStore:
             project=project,
             digest=digest,
             packed_bytes=int(info["size"]),
-            stored_ms=self._stored_ms(info),
+            stored_ms=written_ms(self._fs, info),
         )
-
-    def _stored_ms(self, info: Mapping[str, Any]) -> int:
-        found: Any = next((info[key] for key in _TIMES if info.get(key) is not None), None)
-        if isinstance(found, str):
-            found = datetime.fromisoformat(found)
-        elif found is None:
-            found = self._fs.modified(info["name"])
-        if isinstance(found, datetime):
-            found = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
-        return int(found * 1000)
-
-    def _remove(self, path: str) -> bool:
-        try:
-            self._fs.rm_file(path)
-        except FileNotFoundError:
-            return False
-        return True
 
     def _path(self, project: str, digest: str) -> str:
         if not _PROJECT.fullmatch(project):
@@ -297,7 +257,7 @@ class _Upload:
             self._fs.mv(self._new, path)
             self._ended = True
             if local:
-                _sync_folder(path.rpartition("/")[0])
+                sync_folder(path.rpartition("/")[0])
 
     def discard(self) -> None:
         """Remove the temporary file."""
@@ -311,15 +271,6 @@ class _Upload:
                 self._fs.rm_file(self._new)
             except FileNotFoundError:
                 return
-
-
-def _sync_folder(folder: str) -> None:
-    """Make the names in a local folder durable."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 async def _joined(

@@ -6,12 +6,22 @@ continues. A limit on such calls keeps a hanging store from taking all threads o
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor, Future
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
+
+from yardmaster_packages.limits import MIB
 
 T = TypeVar("T")
 P = ParamSpec("P")
+
+#: Seconds after which a call counts as unanswered; a call transfers at most a few MiB.
+DEADLINE_S: Final = 30.0
+#: No call begins while this many calls have been given up and have not ended.
+MAX_HUNG: Final = 16
+#: Bytes that one call of a store reads or writes.
+CALL_BYTES: Final = MIB
 
 
 class StoreCalls:
@@ -70,6 +80,29 @@ class StoreCalls:
         except Exception as error:  # an object store's library has errors of its own
             found = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             raise self._unavailable(found) from error
+
+    async def read(self, opened: Callable[[], Any]) -> AsyncGenerator[bytes, None]:
+        """Yield the content of the file that `opened` returns, in pieces of `CALL_BYTES`.
+
+        A caller that may stop before the end closes the generator (`contextlib.aclosing`).
+
+        Raises:
+            The errors of `run`.
+        """
+        file = await self.run(opened)
+        answered = False
+        try:
+            while True:
+                piece = await self.run(partial(file.read, CALL_BYTES))
+                answered = True
+                if not piece:
+                    return
+                yield piece
+                answered = False
+        finally:
+            # A call that was given up may still use the file.
+            if answered:
+                await self.run(file.close)
 
     def _ended(self, call: "asyncio.Future[Any]") -> None:
         self._hung -= 1

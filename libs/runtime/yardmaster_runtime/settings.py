@@ -280,6 +280,14 @@ class PackageSettings(LogSettings):
         return PackageLimits(packed_bytes=self.max_package_bytes)
 
 
+class ArtifactSettings(LogSettings):
+    """Settings of a service that keeps or reads artifacts."""
+
+    #: Where files that tasks leave are kept as artifacts: an fsspec URL, the same for gateways and
+    #: agents. Empty: there is no store, and jobs with artifacts are refused.
+    artifacts: str = ""
+
+
 class SharedSettings(LogSettings):
     """Settings of a service whose replicas divide the cells among them.
 

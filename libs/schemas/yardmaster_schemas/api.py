@@ -51,6 +51,8 @@ __all__ = [
     "ENDED",
     "Accepted",
     "Answer",
+    "ArtifactLeftOut",
+    "ArtifactList",
     "Attempt",
     "CancelBody",
     "Cell",
@@ -69,6 +71,7 @@ __all__ = [
     "Job",
     "JobPatch",
     "JobSpec",
+    "KeptArtifact",
     "List",
     "NewUser",
     "Node",
@@ -320,6 +323,44 @@ class Package(Answer):
     #: Bytes of the compressed archive.
     packed_bytes: int
     stored_at: str
+
+
+class KeptArtifact(Answer):
+    """A file that a replica left in its working folder, and that was kept."""
+
+    replica: int
+    #: Relative to the working folder.
+    path: str
+    size_bytes: int
+    #: The SHA-256 of its content.
+    digest: Digest
+
+
+class ArtifactLeftOut(Answer):
+    """A path that the patterns of the job select, and that was not kept."""
+
+    replica: int
+    path: str
+    reason: str
+
+
+class ArtifactList(Answer):
+    """A page of the kept files of one attempt, ordered by replica and path.
+
+    `left_out` has the first paths of each replica whose files begin on this page.
+    """
+
+    task_id: TaskId
+    #: Null: the store has nothing of the task.
+    attempt: int | None
+    #: The attempts that have files in the store.
+    attempts: list[int]
+    items: list[KeptArtifact]
+    left_out: list[ArtifactLeftOut]
+    #: Replicas of the attempt without kept files, or without them yet.
+    missing: int
+    next_cursor: str | None
+    position: PositionText
 
 
 class RequestState(StrEnum):

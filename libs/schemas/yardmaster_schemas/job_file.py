@@ -26,7 +26,14 @@ from pydantic import (
     model_validator,
 )
 
-from yardmaster_schemas.events.details import CodeContext, EnvName, PullPolicy, Run, StopSignal
+from yardmaster_schemas.events.details import (
+    ArtifactPattern,
+    CodeContext,
+    EnvName,
+    PullPolicy,
+    Run,
+    StopSignal,
+)
 from yardmaster_schemas.events.requests import (
     ExitZero,
     Kind,
@@ -372,6 +379,23 @@ class JobRun(Closed):
         examples=["."],
     )
 
+    artifacts: Annotated[list[ArtifactPattern], Field(max_length=32)] = Field(
+        default_factory=list,
+        description="Files of the working folder that are kept after the end of each attempt: "
+        "patterns with the rules of `.gitignore`. They need `context`, whose copy is the working "
+        "folder.",
+        examples=[["out/**", "*.onnx"]],
+    )
+
+    @model_validator(mode="after")
+    def _has_a_folder_of_its_own(self) -> "JobRun":
+        if self.artifacts and self.context is None:
+            raise ValueError(
+                "artifacts are kept from the copy of the context: add context, which may be an "
+                "empty folder"
+            )
+        return self
+
     @model_validator(mode="after")
     def _runs_in_the_context(self) -> "JobRun":
         if self.context is None:
@@ -664,6 +688,7 @@ def _run(spec: JobSpec) -> Run:
         secrets=dict(spec.run.secrets),
         working_dir=spec.run.working_dir,
         context=_context(spec),
+        artifacts=tuple(spec.run.artifacts),
     )
 
 

@@ -24,6 +24,7 @@ from yardmaster_gateway.reference import api_page
 from yardmaster_gateway.reference.openapi import document_of
 from yardmaster_gateway.routes import (
     about,
+    artifacts,
     cell,
     client_wheel,
     departments,
@@ -206,7 +207,7 @@ def _api() -> APIRouter:
     )
     for module in (
         *(jobs, erasure, tasks, logs, nodes, enrollment, pools, projects, departments, cell),
-        *(packages, shares, usage, events, watch, about, rules, users),
+        *(packages, artifacts, shares, usage, events, watch, about, rules, users),
     ):
         api.include_router(module.router)
     return api

@@ -1,8 +1,13 @@
-"""The code package that a submission names: it must be stored when the job is recorded."""
+"""Checks of the stores that a submission needs.
+
+Its code package must be stored when the job is recorded, and there must be a store for its
+artifacts.
+"""
 
 from yardmaster_gateway import errors
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.http.bodies import invalid_body
+from yardmaster_packages.artifact_files import selection
 from yardmaster_packages.errors import PackagesUnavailable
 from yardmaster_packages.store import PackageStore, StoredPackage
 from yardmaster_schemas.api import FieldError
@@ -44,6 +49,23 @@ async def check_context(gateway: Gateway, spec: JobSpec) -> None:
     if found.packed_bytes != context.packed_bytes:
         what = f"the package has {found.packed_bytes} bytes, not {context.packed_bytes}"
         raise _refused("/packed_bytes", what)
+
+
+def check_artifacts(gateway: Gateway, spec: JobSpec) -> None:
+    """Check that the artifacts of a job can be kept: there is a store, and its patterns are valid.
+
+    Raises:
+        NoArtifactStore, InvalidBody.
+    """
+    if not spec.run.artifacts:
+        return
+    if gateway.artifacts is None:
+        raise errors.NoArtifactStore
+    try:
+        selection(spec.run.artifacts)
+    except ValueError as error:
+        found = FieldError(pointer="/run/artifacts", code="invalid", detail=str(error))
+        raise invalid_body([found]) from error
 
 
 def package_store(gateway: Gateway) -> PackageStore:

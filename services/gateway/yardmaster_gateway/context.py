@@ -16,6 +16,7 @@ from yardmaster_eventlog.errors import LogUnavailable, OffsetGone
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_gateway import errors
+from yardmaster_gateway.artifact_reader import ArtifactReader
 from yardmaster_gateway.identity.access import Access, LogUsers
 from yardmaster_gateway.identity.authentication import MAX_TOKEN, FileUser, Identity, digest_of
 from yardmaster_gateway.identity.authorization import (
@@ -32,6 +33,7 @@ from yardmaster_gateway.request_writer import RequestWriter
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_gateway.submissions.node_sizes import NodeSizes
 from yardmaster_gateway.submissions.recent_submissions import RecentSubmissions
+from yardmaster_packages.artifact_store import ArtifactStore
 from yardmaster_packages.store import PackageStore
 from yardmaster_projections import queries
 from yardmaster_projections.presenter import Presenter
@@ -66,6 +68,8 @@ class GatewayPorts:
     snapshots: SnapshotStore | None = None
     #: The code packages of users; None: the gateway stores none.
     packages: PackageStore | None = None
+    #: The artifacts of tasks; None: the gateway has no store of them.
+    artifacts: ArtifactStore | None = None
     #: Returns why the log takes no records at the moment, if reading the log does not show it; else
     #: None.
     log_fault: Callable[[], str | None] = lambda: None
@@ -165,6 +169,12 @@ class Gateway:
     def uploads(self) -> asyncio.Semaphore:
         """One slot for each package that may be uploaded at once."""
         return asyncio.Semaphore(self.settings.max_uploads)
+
+    @cached_property
+    def artifacts(self) -> ArtifactReader | None:
+        """Reads the artifacts of tasks; None: there is no store."""
+        store = self.ports.artifacts
+        return None if store is None else ArtifactReader(store, self.ports.telemetry)
 
     async def log_identity(self) -> LogIdentity:
         """The identity of the log, from its first record or from a snapshot of quota.

@@ -6,6 +6,7 @@ GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  Wrong
                WrongMediaType  InvalidBody  IdempotencyMismatch  PreconditionRequired  RateLimited
                ViewBehind  Busy  NotReady  TokenFileRefused  OwnRecordRefused
                InvalidPackage  NoPackages  PackageStoreUnavailable
+               NoArtifactStore  ArtifactStoreUnavailable
 ```
 """
 
@@ -186,6 +187,18 @@ class PackageStoreUnavailable(GatewayError):
     """The store of packages is unavailable at the moment."""
 
     code = "packages_unavailable"
+
+
+class NoArtifactStore(GatewayError):
+    """This gateway reads no artifacts: its setting YARD_ARTIFACTS is empty."""
+
+    code = "no_artifacts"
+
+
+class ArtifactStoreUnavailable(GatewayError):
+    """The store of artifacts is unavailable at the moment, or damaged."""
+
+    code = "artifacts_unavailable"
 
 
 class TokenFileRefused(GatewayError):

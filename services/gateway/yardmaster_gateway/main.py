@@ -10,6 +10,7 @@ from typing import Final
 from yardmaster_eventlog.errors import SnapshotsUnavailable
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_gateway.app import create_app
+from yardmaster_gateway.background.artifact_upkeep import ArtifactUpkeep
 from yardmaster_gateway.background.details_ticker import DetailsTicker
 from yardmaster_gateway.background.own_records import watch_own_records
 from yardmaster_gateway.background.package_upkeep import PackageUpkeep
@@ -20,6 +21,7 @@ from yardmaster_gateway.http.server import Server
 from yardmaster_gateway.identity.authentication import read_token_file
 from yardmaster_gateway.routes.health import report_health
 from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_packages.artifact_store import ArtifactStore
 from yardmaster_packages.store import PackageStore
 from yardmaster_projections.fold import USAGE, VIEWS
 from yardmaster_projections.redis.store import RedisViewStore
@@ -80,6 +82,13 @@ async def run(
                 unfinished_s=2 * settings.upload_s,
             )
             work.append(upkeep.run())
+        if ports.artifacts is not None:
+            kept = ArtifactUpkeep(
+                *(ports.artifacts, ports.clock, ports.telemetry),
+                every_s=settings.artifacts_tick_s,
+                kept_s=settings.artifacts_kept_s,
+            )
+            work.append(kept.run())
         try:
             await first_of(*work)
         finally:
@@ -115,7 +124,8 @@ def instance_of(host: str, port: int) -> str:
 async def serve(process: Process, settings: GatewaySettings) -> None:
     """Run the gateway in a process until cancelled.
 
-    Raises: TokenFileRefused, CannotListen, PackagesUnavailable, and the errors of opening the log.
+    Raises: TokenFileRefused, CannotListen, PackagesUnavailable, ArtifactsUnavailable, and the
+    errors of opening the log.
     """
     instance = settings.instance or instance_of(socket.gethostname(), settings.port)
     # Read the file first: if it is refused, nothing must have been started.
@@ -139,6 +149,7 @@ async def serve(process: Process, settings: GatewaySettings) -> None:
             file_users=file_users,
             snapshots=_open_snapshots(process, settings),
             packages=open_packages(settings),
+            artifacts=open_artifacts(settings),
         )
         named = settings.model_copy(update={"instance": instance})
         await run(ports, named, health=process.health)
@@ -165,6 +176,15 @@ def open_packages(settings: GatewaySettings) -> PackageStore | None:
     if not settings.packages:
         return None
     return PackageStore(settings.packages, limits=settings.package_limits)
+
+
+def open_artifacts(settings: GatewaySettings) -> ArtifactStore | None:
+    """Return the store of artifacts; None if the setting is empty.
+
+    Raises:
+        ArtifactsUnavailable: the URL names no store.
+    """
+    return ArtifactStore(settings.artifacts) if settings.artifacts else None
 
 
 def main() -> int:

@@ -7,13 +7,13 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from yardmaster_projections.redis.settings import RedisSettings
-from yardmaster_runtime.settings import PackageSettings, SnapshotSettings
+from yardmaster_runtime.settings import ArtifactSettings, PackageSettings, SnapshotSettings
 from yardmaster_schemas.fields import Name
 
 Positive = Annotated[float, Field(gt=0)]
 
 
-class GatewaySettings(SnapshotSettings, PackageSettings):
+class GatewaySettings(SnapshotSettings, PackageSettings, ArtifactSettings):
     """Settings of one gateway, from the variables `YARD_GATEWAY_...`."""
 
     model_config = SettingsConfigDict(env_prefix="YARD_GATEWAY_")
@@ -58,6 +58,10 @@ class GatewaySettings(SnapshotSettings, PackageSettings):
     #: The interval at which the stored packages are counted, and the files of interrupted uploads
     #: removed.
     packages_tick_s: Positive = 3_600.0
+    #: How long artifacts are kept.
+    artifacts_kept_s: Positive = 30 * 86_400.0
+    #: The interval at which the stored artifacts are counted, and old ones removed.
+    artifacts_tick_s: Positive = 3_600.0
     #: Seconds for which `/readyz`, which needs no token, repeats the last check of log and views.
     ready_age_s: Annotated[float, Field(ge=0)] = 1.0
     #: The largest request body, in bytes.

@@ -41,7 +41,6 @@ from yardmaster_node_agent.agent_state import (
     Reached,
     Replica,
     ReplicaKey,
-    ReplicaState,
     StopOrder,
 )
 from yardmaster_node_agent.api import HOST, TaskApi
@@ -159,8 +158,8 @@ def _offer(ports: Ports, settings: Settings) -> Offer:
 
 
 def _held(state: AgentState) -> list[Replica]:
-    """Return the replicas that hold slots, or whose release is not known to be in the log."""
-    return [r for r in state.replicas.values() if r.held or not r.ended_logged]
+    """Return the replicas that hold slots, or whose release or artifacts are not recorded yet."""
+    return [replica for replica in state.replicas.values() if replica.unfinished]
 
 
 def _lost(adopted: list[Adopted]) -> list[Adopted]:
@@ -345,12 +344,12 @@ class _Incarnation:
         return context
 
     async def _adopt(self, context: AgentContext) -> list[Adopted]:
-        """Find what runs of all replicas in the ledger whose end is not in the log.
+        """Find what runs of all replicas in the ledger with an end or artifacts not recorded yet.
 
         A replica that never ran is withdrawn, so that it never will.
         """
         for replica in self._state.replicas.values():
-            if replica.state is not ReplicaState.RELEASED or not replica.ended_logged:
+            if replica.unfinished:
                 self._supervisions[replica.key] = Supervision(context, self._metrics, replica)
         # All are asked for together, because an engine that hangs costs a time limit for each.
         supervisions = list(self._supervisions.values())
@@ -607,6 +606,7 @@ class _Incarnation:
         self._supervisions.pop(supervision.replica.key, None)
         self._by_token.pop(supervision.replica.token, None)
         self._metrics.replicas.set(len(self._supervisions))
+        await supervision.keep_artifacts()
 
     # --- periodic work --------------------------------------------------------------------------
 
@@ -660,7 +660,7 @@ class _Incarnation:
         repeat the replica's assignment.
         """
         settings, now_ms = self._settings, self._ports.clock.now_ms()
-        ended = [r for r in self._state.replicas.values() if not r.held and r.ended_logged]
+        ended = [replica for replica in self._state.replicas.values() if not replica.unfinished]
         ended.sort(key=lambda replica: replica.ended_ms, reverse=True)
         directories = [replica for replica in ended if not replica.directory_removed]
         old_ms = now_ms - int(settings.kept_s * 1000)

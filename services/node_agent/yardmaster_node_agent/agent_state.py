@@ -224,6 +224,10 @@ class Replica:
     checkpoint_logged: bool = True
     ended_logged: bool = False
     directory_removed: bool = False
+    #: The patterns of the files that are kept after its end.
+    artifacts: tuple[str, ...] = ()
+    #: Whether the agent is finished with its artifacts; it may have failed to keep them.
+    artifacts_done: bool = False
     output: Output = field(default_factory=Output)
 
     @property
@@ -235,6 +239,16 @@ class Replica:
     def held(self) -> bool:
         """Whether the replica still holds its slots."""
         return self.state is not ReplicaState.RELEASED
+
+    @property
+    def keeps_artifacts(self) -> bool:
+        """Whether its working folder is still needed for artifacts."""
+        return self.identity is not None and bool(self.artifacts) and not self.artifacts_done
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it holds slots, or its release or its artifacts are not recorded yet."""
+        return self.held or not self.ended_logged or self.keeps_artifacts
 
     @property
     def facts_logged(self) -> bool:

@@ -46,6 +46,9 @@ class CodeFolders(Protocol):
             RunRefused: the folder cannot be provided; `failure` says whether on no node.
         """
 
+    def folder(self, key: ReplicaKey) -> Path | None:
+        """Return the working folder of a replica; None if it has none."""
+
     def forget(self, key: ReplicaKey) -> None:
         """Remove the folder of a released replica."""
 
@@ -78,6 +81,9 @@ class NoCode:
 
     async def prepare(self, launch: Launch, project: str, metrics: AgentMetrics) -> Launch:
         return launch
+
+    def folder(self, key: ReplicaKey) -> None:
+        return None
 
     def forget(self, key: ReplicaKey) -> None:
         """There is no folder."""
@@ -139,6 +145,10 @@ class UnpackedCode:
         working_dir = str(folder / (launch.run.working_dir or ""))
         run = replace(launch.run, working_dir=working_dir)
         return replace(launch, run=run, code=folder)
+
+    def folder(self, key: ReplicaKey) -> Path | None:
+        folder = self._folders / str(key)
+        return folder if folder.is_dir() else None
 
     def forget(self, key: ReplicaKey) -> None:
         shutil.rmtree(self._folders / str(key), ignore_errors=True)

@@ -44,6 +44,7 @@ class AgentMetrics:
         self.code_evicted = counter(
             "code_evicted", "Code packages removed from the cache because of its limit."
         )
+        self.artifacts = ArtifactMetrics(telemetry)
         self.output_bytes = counter("output_bytes", "Bytes of output shipped.")
         self.output_cut = counter("output_cut", "Replicas whose output went over its limit.")
         self.output_failed = counter("output_failed", "Batches of output to retry later.")
@@ -64,4 +65,22 @@ class AgentMetrics:
         self.renewals_failed = counter(
             "renewals_failed",
             "Acknowledged heartbeats that could not be stored for the runners of fenced tasks.",
+        )
+
+
+class ArtifactMetrics:
+    """The metrics of kept artifacts."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        counter = telemetry.counter
+        self.waiting = telemetry.gauge(
+            "artifacts_waiting", "Ended replicas whose artifacts are not kept yet."
+        )
+        self.files = counter("artifact_files", "Files kept as artifacts.")
+        self.size = counter("artifact_bytes", "Bytes kept as artifacts.")
+        self.left_out = counter(
+            "artifacts_left_out", "Paths that a job wants to keep and that were left out."
+        )
+        self.failed = counter(
+            "artifacts_failed", "Replicas whose artifacts could not be kept, by cause.", "cause"
         )

@@ -7,6 +7,7 @@ from typing import Final
 
 from yardmaster_eventlog.port import EventLog
 from yardmaster_node_agent.agent_state import AgentState, Entry, Replica
+from yardmaster_node_agent.artifacts import Artifacts, KeptArtifacts, NoArtifacts
 from yardmaster_node_agent.code_folders import CodeFolders, NoCode, UnpackedCode
 from yardmaster_node_agent.devices import (
     Devices,
@@ -46,6 +47,8 @@ from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
 from yardmaster_node_agent.renewals import MemoryRenewals, RenewalFile, Renewals
 from yardmaster_node_agent.reports import Reporter, Writer
 from yardmaster_node_agent.settings import ExecutorName, Settings
+from yardmaster_packages.artifact_store import ArtifactStore
+from yardmaster_packages.limits import ArtifactLimits
 from yardmaster_packages.store import PackageStore
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
@@ -84,6 +87,8 @@ class Ports:
     limiter: FractionLimiter = field(default_factory=NoLimits)
     #: Provides the working folders of replicas with a context.
     code: CodeFolders = field(default_factory=NoCode)
+    #: Keeps the artifacts of ended replicas.
+    artifacts: Artifacts = field(default_factory=NoArtifacts)
     #: Where the agent's parts report whether they are ready.
     health: Health = field(default_factory=Health)
 
@@ -176,7 +181,7 @@ def host_ports(
     Raises:
         DataWritable: other users may have written the ledger.
         TaskUserUnusable, MpsUnusable: the settings demand something that this machine cannot do.
-        PackagesUnavailable: the setting `packages` names no store.
+        PackagesUnavailable, ArtifactsUnavailable: a setting names no store.
     """
     host = EXECUTORS[settings.executor](settings, clock, telemetry)
     declared = settings.devices
@@ -212,6 +217,7 @@ def host_ports(
         free_port=free_port,
         limiter=limiter,
         code=_code(settings, host, telemetry),
+        artifacts=_artifacts(settings, host, clock, telemetry),
         health=health or Health(),
     )
 
@@ -227,6 +233,21 @@ def _code(settings: Settings, host: Host, telemetry: Telemetry) -> CodeFolders:
         limits=limits,
         cache_bytes=settings.code_cache_bytes,
         user=host.user,
+        telemetry=telemetry,
+    )
+
+
+def _artifacts(settings: Settings, host: Host, clock: Clock, telemetry: Telemetry) -> Artifacts:
+    if host.simulated or not settings.artifacts:
+        return NoArtifacts()
+    return KeptArtifacts(
+        ArtifactStore(settings.artifacts),
+        limits=ArtifactLimits(
+            total_bytes=settings.max_artifact_bytes, files=settings.max_artifact_files
+        ),
+        owner=None if host.user is None else host.user.uid,
+        wait_s=settings.artifacts_wait_s,
+        clock=clock,
         telemetry=telemetry,
     )
 

@@ -7,7 +7,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from yardmaster_node_agent.executors.task_user import AUTO
-from yardmaster_runtime.settings import PackageSettings
+from yardmaster_packages.limits import ArtifactLimits
+from yardmaster_runtime.settings import ArtifactSettings, PackageSettings
 from yardmaster_schemas.fields import MAX_SLOTS, Address, Labels, Name, Port
 
 Milli = Annotated[int, Field(ge=0)]
@@ -42,7 +43,7 @@ MPS_PIPES: Final = Path("/tmp") / "nvidia-mps"
 MAX_HEARTBEAT_S: Final = 2.5
 
 
-class Settings(PackageSettings):
+class Settings(PackageSettings, ArtifactSettings):
     """The settings of one agent; the comment of a limit says what happens beyond it.
 
     An agent ignores `retry.attempts`: it retries without limit.
@@ -143,6 +144,13 @@ class Settings(PackageSettings):
     #: Bytes of the cache of code packages. The least recently used ones are removed; the one that
     #: was fetched last is kept in any case.
     code_cache_bytes: PositiveInt = 10 * 2**30
+    #: Bytes of all artifacts of one replica together; files beyond them are left out.
+    max_artifact_bytes: PositiveInt = ArtifactLimits().total_bytes
+    #: Artifacts of one replica; further files are left out.
+    max_artifact_files: Annotated[int, Field(gt=0, le=10_000)] = ArtifactLimits().files
+    #: How long after the end of a replica the agent tries to keep its artifacts while their store
+    #: does not answer.
+    artifacts_wait_s: PositiveSeconds = 3_600
     #: The most ended replicas that the ledger stores.
     remembered: PositiveInt = 10_000
     #: How long the ledger stores ended replicas; the same as the retention of assignments.

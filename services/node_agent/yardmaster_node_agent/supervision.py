@@ -339,6 +339,18 @@ class Supervision:
         """Whether the replica ran and has ended, and its exit can never be known."""
         return self.replica.held and self.replica.exit is None and found.exit_lost
 
+    async def keep_artifacts(self) -> None:
+        """Keep the artifacts of a released replica, if its job wants any and it has run."""
+        replica, ports = self.replica, self._context.ports
+        if not replica.keeps_artifacts or replica.state is not ReplicaState.RELEASED:
+            return
+        folder = ports.code.folder(replica.key)
+        line = await ports.artifacts.keep(replica, folder, self._metrics.artifacts)
+        replica.artifacts_done = True
+        self._save(durable=False)
+        self._output.add_line(line)
+        await self._drain(None)
+
     async def abandon(self, execution: Execution) -> None:
         """Kill the rest of a replica with unknown exit, and report all its facts but the end."""
         self._report_all()
@@ -354,6 +366,7 @@ class Supervision:
         if is_fraction(assignment.gpu_milli):
             await self._check_limits()
         self.replica.stop_signal = details.stop_signal
+        self.replica.artifacts = details.run.artifacts
         env = task_environment(
             assignment,
             details,

@@ -6,9 +6,11 @@ gateway checks it. A new operation fails here until it has its line.
 
 import dataclasses
 import json
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,6 +25,9 @@ from tests.unit.gateway.test_users import imported
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.app import document
 from yardmaster_gateway.identity.authentication import FileUser, digest_of
+from yardmaster_packages.artifact_files import find_artifacts
+from yardmaster_packages.artifact_store import ArtifactPlace
+from yardmaster_packages.limits import ArtifactLimits
 from yardmaster_schemas.events.users import NewToken, RoleInScope, RoleName, Scope
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -31,7 +36,7 @@ TEXT = "zebra"
 #: What a caller outside the project must not get: names, and the text of the job.
 CONFIDENTIAL = (TEXT, '"nlp"', '"research"', '"owner"')
 #: Operations whose answers show nothing more of the project here than the ids in their paths.
-NOT_SHOWN = ("read_shares", "list_attempts", "explain_task")
+NOT_SHOWN = ("read_shares", "list_attempts", "explain_task", "list_artifacts")
 
 
 class Need(Enum):
@@ -68,7 +73,7 @@ NEEDS = {
     ),
     Need.READ: (
         *("read_job", "read_task", "list_attempts", "list_task_events", "explain_task"),
-        *("read_output", "read_project", "read_department"),
+        *("read_output", "read_project", "read_department", "list_artifacts", "read_artifact"),
     ),
     Need.LOG: ("list_events", "read_cycle"),
     Need.AUTHOR: ("read_request",),
@@ -249,10 +254,21 @@ class TenantCell:
         self.jobs = (self.live, self.ended, waiting)
         upload = f"/v1/packages/nlp/{PACKAGE.digest}"
         await cell.call("PUT", upload, token=OWNER.name, status=201, content=PACKAGE.content)
+        await self._keep_model()
         # A pool that is created earlier would be among the pools of the jobs.
         pool = {"policy": {"name": "priority"}}
         await cell.call("PUT", "/v1/pools/empty", token=by, status=202, headers=new, json=pool)
         return self
+
+    async def _keep_model(self) -> None:
+        """Keep an artifact of the live task."""
+        store = self.cell.ports.artifacts
+        assert store is not None
+        place = ArtifactPlace(project="nlp", task_id=f"{self.live}.0", attempt=1, replica=0)
+        with tempfile.TemporaryDirectory() as name:
+            (Path(name) / "model").write_text(TEXT)
+            found = find_artifacts(Path(name), ["*"], limits=ArtifactLimits(), owner=None)
+            await store.keep(place, Path(name), found)
 
     def path(self, operation: Operation) -> str:
         """The path of an operation on what belongs to project `nlp`."""
@@ -268,6 +284,7 @@ class TenantCell:
             "file": "yardmaster.whl",
             "project": "nlp",
             "digest": PACKAGE.digest,
+            "path": "model",
             "name": self.name(operation),
         }
         path = operation.path.format(**names)
@@ -317,8 +334,8 @@ class TenantCell:
 async def tenant() -> AsyncIterator[TenantCell]:
     users = [person.file_user for person in PEOPLE]
     limits = {"rate_burst": 10_000, "stream_s": 0.01, "bookmark_s": 0.01}
-    packages = f"memory://{uuid.uuid4().hex}"
-    async with gateway_cell(file_users=users, packages=packages, **limits) as cell:
+    urls = {name: f"memory://{uuid.uuid4().hex}" for name in ("packages", "artifacts")}
+    async with gateway_cell(file_users=users, **urls, **limits) as cell:
         await imported(cell)
         made = await TenantCell(cell).create()
         yield made
@@ -396,7 +413,8 @@ def routes_of(routes: Sequence[Any], prefix: str = "") -> Iterator[tuple[str, st
     """The method and the path of each route, also of those that no document lists."""
     for route in routes:
         if isinstance(route, Route):
-            yield from ((method, prefix + route.path) for method in route.methods or METHODS)
+            path = prefix + route.path.replace(":path}", "}")
+            yield from ((method, path) for method in route.methods or METHODS)
         else:
             inner = route.original_router
             yield from routes_of(inner.routes, prefix + route.include_context.prefix)

@@ -24,6 +24,10 @@ Salt = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 
 
+#: A pattern of files, by the rules of gitignore.
+ArtifactPattern = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=256)]
+
+
 class StopSignal(StrEnum):
     """The signal that asks a replica's process group to stop."""
 
@@ -74,6 +78,7 @@ class Run:
     )
     working_dir: ShortText | None = None
     context: CodeContext | None = None
+    artifacts: Annotated[tuple[ArtifactPattern, ...], Field(max_length=32)] = ()
 
     def __post_init__(self) -> None:
         if bool(self.command) == (self.script is not None):

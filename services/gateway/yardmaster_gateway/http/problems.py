@@ -71,11 +71,15 @@ KINDS: Final[Mapping[str, ProblemKind]] = {
     "no_packages": ProblemKind(
         501, "ask an operator to set YARD_PACKAGES of the gateways, or submit without a context"
     ),
+    "no_artifacts": ProblemKind(
+        501, "ask an operator to set YARD_ARTIFACTS of the gateways, or submit without artifacts"
+    ),
     "view_behind": ProblemKind(503, "try again, or read without min_position"),
     "views_unavailable": ProblemKind(
         503, "jobs can still be submitted; retry reads after Retry-After"
     ),
     "packages_unavailable": ProblemKind(503, "nothing was stored; try again"),
+    "artifacts_unavailable": ProblemKind(503, "try again"),
     "busy": ProblemKind(503, _TRY_LATER),
     "not_ready": ProblemKind(503, "try again"),
     "log_unavailable": ProblemKind(503, _TRY_LATER),

@@ -67,6 +67,8 @@ PARAMETERS: Final[Texts] = {
     "bucket": ("The length of the buckets into which the period is divided.", "day"),
     "by": ("Group the sums by project, user or pool.", "project"),
     "cursor": ("The `next_cursor` of the previous page.", "eyJrIjoiMSJ9"),
+    "read_artifact.path": ("The path of the file, relative to the working folder.", "model.onnx"),
+    "read_artifact.replica": ("The number of the replica that left the file.", 0),
     "digest": ("The SHA-256 of the package's uncompressed tar.", _SHA256),
     "read_package.project": ("The name of the project.", "nlp"),
     "upload_package.project": ("The name of the project.", "nlp"),
@@ -154,6 +156,24 @@ _BOUNDS: Final = {"gpu_milli": 8000, "cpu_milli": None, "memory_mib": None}
 #: the same in each model.
 ANSWERS: Final[Texts] = {
     "Package.digest": ("The SHA-256 of the uncompressed tar, which names the package.", _SHA256),
+    "KeptArtifact.path": ("The path, relative to the working folder.", "out/model.onnx"),
+    "KeptArtifact.replica": ("The replica that left it, starting at 0.", 0),
+    "KeptArtifact.digest": ("The SHA-256 of its content.", _SHA256),
+    "size_bytes": ("Its size in bytes.", 1_048_576),
+    "ArtifactLeftOut.path": ("The path, relative to the working folder.", "out/latest"),
+    "ArtifactLeftOut.replica": ("The replica that left it, starting at 0.", 0),
+    "ArtifactLeftOut.reason": ("Why it was not kept.", "it is a symbolic link"),
+    "ArtifactList.attempt": ("The attempt; null: nothing of the task is stored.", 2),
+    "attempts": ("The attempts that have stored files.", [1, 2]),
+    "ArtifactList.items": (
+        "The files, ordered by replica and path.",
+        [{"replica": 0, "path": "out/model.onnx", "size_bytes": 1_048_576, "digest": _SHA256}],
+    ),
+    "left_out": (
+        "The first selected paths that were not kept, of each replica that begins on this page.",
+        [{"replica": 0, "path": "out/latest", "reason": "it is a symbolic link"}],
+    ),
+    "missing": ("The replicas of the attempt without kept files, or without them yet.", 0),
     "packed_bytes": ("The size of the compressed archive, in bytes.", 48_213),
     "stored_at": ("When the package was stored, by the clock of the store.", _AT),
     "about": ("The name that the reason is about, such as a limit or an axis.", "nlp"),
@@ -538,5 +558,6 @@ ANSWERS: Final[Texts] = {
         "When a node pulls the image: `missing`, `always` or `never`; null: `missing`.",
         "always",
     ),
+    "artifacts": ("The files that are kept after each attempt, as patterns.", ["out/**"]),
     "working_dir": ("The folder to run in.", "/data/ana/llm"),
 }

@@ -1,4 +1,6 @@
-"""`/v1/jobs/{id}/erase`: permanently delete a job's name, labels, command, environment and notes.
+"""`/v1/jobs/{id}/erase`: permanently delete the texts and the artifacts of a job.
+
+The texts are its name, labels, command, environment and notes.
 
 The gateway writes the tombstones first and then the request, which names the last tombstone. The
 answer 202 therefore means that the data is deleted from the log; no other process has to complete
@@ -19,7 +21,8 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import Partition
 from yardmaster_eventlog.reader import record_at
 from yardmaster_gateway import errors
-from yardmaster_gateway.context import ReadContext, authorize
+from yardmaster_gateway.artifact_reader import store_errors
+from yardmaster_gateway.context import Gateway, ReadContext, authorize
 from yardmaster_gateway.http.problems import problem_responses
 from yardmaster_gateway.http.writes import Repeatable, Write
 from yardmaster_gateway.identity.authorization import Action
@@ -44,11 +47,12 @@ PAGE: Final = 500
     status_code=202,
     response_model=Accepted,
     responses=problem_responses(
-        "forbidden", "not_found", "wrong_phase", "busy", "too_large", "outcome_unknown"
+        *("forbidden", "not_found", "wrong_phase", "busy", "too_large", "outcome_unknown"),
+        "artifacts_unavailable",
     ),
 )
 async def erase_job(read: Repeatable, write: Write, job_id: str) -> Accepted:
-    """Permanently delete the name, labels, command, environment and notes of an ended job."""
+    """Permanently delete the texts (name, labels, command, notes) and artifacts of an ended job."""
     gateway = read.gateway
     row = await find_job(read, job_id)
     authorize(
@@ -57,6 +61,7 @@ async def erase_job(read: Repeatable, write: Write, job_id: str) -> Accepted:
         department=row.facts.department,
     )
     _check_ended(row)
+    await _remove_artifacts(gateway, row)
     keys = [key async for key in _other_keys(read, row.key)]
     own = await _key_of_details(read, row.offset)
     if own is not None:
@@ -71,6 +76,16 @@ def _check_ended(row: JobRow) -> None:
     live = [phase for phase in row.phases if not phase.final]
     if live or not row.phases:
         raise errors.NotEnded(what=f"job {row.key}", phase=live[0] if live else "submitted")
+
+
+async def _remove_artifacts(gateway: Gateway, row: JobRow) -> None:
+    """Remove the artifacts of the job's tasks.
+
+    Raises: ArtifactStoreUnavailable: nothing is erased yet; the client repeats the request.
+    """
+    if gateway.artifacts is not None:
+        with store_errors(gateway.ports.telemetry):
+            await gateway.artifacts.store.remove_job(row.facts.project, row.key)
 
 
 async def _other_keys(read: ReadContext, job_id: str) -> AsyncIterator[str]:

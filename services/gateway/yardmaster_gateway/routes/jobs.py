@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Response
 
 from yardmaster_eventlog.errors import LogError
 from yardmaster_gateway import errors
-from yardmaster_gateway.code_context import check_context, check_uploaded
+from yardmaster_gateway.code_context import check_artifacts, check_context, check_uploaded
 from yardmaster_gateway.context import (
     CurrentCaller,
     CurrentGateway,
@@ -100,7 +100,7 @@ _LINKS: Final = {
         **problem_responses(
             *("forbidden", "too_large", "unsupported_media_type", "invalid_spec"),
             *("idempotency_mismatch", "busy", "outcome_unknown"),
-            *("no_packages", "packages_unavailable"),
+            *("no_packages", "packages_unavailable", "no_artifacts"),
         ),
     },
 )
@@ -131,6 +131,7 @@ async def submit_job(
         if idempotency_key is not None:
             known = await _submitted_before(gateway, job.job_id)
         if known is None:
+            check_artifacts(gateway, spec)
             await check_context(gateway, spec)
             known = await _record(gateway, job, origin)
     if known.body_digest != job.body_digest:
