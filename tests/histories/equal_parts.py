@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from tests.histories.capacity import shape_within_limits
+from tests.histories.stated_rules import is_at_bound
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.placement import any_placement
 from yardmaster_core.scheduling.planner.wait_reasons import never_fits
@@ -136,6 +137,8 @@ class Division:
                 continue
             if group.wait_code(self.pool.name) is WaitCode.BEHIND_TASK:
                 continue  # its owner has a task that comes first
+            if is_at_bound(self.state, self.pool, task):
+                continue  # a further one that cannot be preempted waits, whatever is free
             self._starts_not_without_others(task, owner, asked)
 
     def _starts_not_without_others(self, task: Task, owner: str, asked: int) -> None:

@@ -134,7 +134,7 @@ def waits_by_rule(state: ClusterState, pool: Pool, group: Group) -> bool:
     if name == "quota":
         return _waits_for_quota(state, pool, group)
     assert name == "starved_first", name
-    if waits_for_the_oldest(state, pool, group) or _is_at_bound(state, pool, task):
+    if waits_for_the_oldest(state, pool, group) or is_at_bound(state, pool, task):
         return True
     return is_held_by_protection(group) and _some_are_protected(pool)
 
@@ -181,7 +181,7 @@ def _place_within(pool: Pool, task: Task) -> tuple[bool, int, object]:
     return last and task.job.spec.preemptible, task.job.priority, task.key
 
 
-def _is_at_bound(state: ClusterState, pool: Pool, task: Task) -> bool:
+def is_at_bound(state: ClusterState, pool: Pool, task: Task) -> bool:
     """Whether the tasks of the owner that cannot be preempted would hold more than the part of the
     pool that `starved_first` lets them hold.
     """
