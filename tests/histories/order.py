@@ -57,6 +57,7 @@ from tests.histories.stated_rules import (
     waits_by_rule,
 )
 from yardmaster_core.scheduling.policies import options_of
+from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Task
@@ -103,7 +104,7 @@ def assert_in_order(state: ClusterState, cycle: Cycle) -> None:
                     if is_protected(later) or not waited_by_rule:
                         _assert_takes_nothing(state, pool, earlier, later)
                     if not _passes_within_part(state, pool, earlier, later, cycle):
-                        _assert_may_pass(pool, earlier, later, before)
+                        _assert_may_pass(state, pool, earlier, later, cycle)
                 elif (
                     is_protected(later)
                     and before in BLOCKING
@@ -377,14 +378,37 @@ def _assert_takes_nothing(state: ClusterState, pool: Pool, earlier: Task, later:
     )
 
 
-def _assert_may_pass(pool: Pool, earlier: Task, later: Task, before: WaitCode | None) -> None:
+def _assert_may_pass(
+    state: ClusterState, pool: Pool, earlier: Task, later: Task, cycle: Cycle
+) -> None:
     assert pool.config is not None
     group = earlier.group
     assert group is not None
     code = WaitCode.WAITING_FOR_VICTIMS if earlier.reserved else code_of(pool, group)
     waits = earlier.reserved is not None or blocks(pool, group)
+    if code is WaitCode.VICTIMS_PROTECTED and pool.config.policy.name in STRICT:
+        # Else it was passed before it got this reason.
+        code = code if _others_are_protected(state, pool, cycle) else WaitCode.INSUFFICIENT_FREE
+    before = cycle.waits_before.get(earlier.id)
     assert not waits or _may_pass(pool, code, earlier, later, before), (
         f"{later.id} starts on what {earlier.id} waits for ({code}), and comes after it"
+    )
+
+
+def _others_are_protected(state: ClusterState, pool: Pool, cycle: Cycle) -> bool:
+    """Whether preemptible tasks of a pool are within their minimum run times that ran before the
+    cycle: under a strict policy a task waits for all of them. It does not wait for one that it let
+    pass, although it does from then on.
+    """
+    return any(
+        task.run is not None
+        and task.run.pool_name == pool.name
+        and task.run.open
+        and task.run.stop is None
+        and task.job.spec.preemptible
+        and task not in cycle.started
+        and min_runtime_until_ms(state, task) > state.now_ms
+        for task in state.tasks.values()
     )
 
 
@@ -395,8 +419,9 @@ def _may_pass(
 
     - `priority` with `backfill` and `preemption`: one that can be preempted at once; else none.
     - `lrtp`, `rand`, `fitgpp`: a preemptible task behind one that cannot be preempted; one with a
-      minimum run time only while the earlier one does not wait for victims within theirs. So that
-      one waits for such a task at most this time and a grace period. In one queue none passes, but
+      minimum run time only while the earlier one does not wait for victims within theirs
+      (`_others_are_protected`). So that one waits for such a task at most this time and a grace
+      period. In one queue none passes, but
       with `backfill_s`, which `comes_before` knows.
     - `quota`, `starved_first`: the same, from the cycle on after which the earlier one waits for
       such victims: tasks that fit start before any task is preempted. And in one project any task,
