@@ -17,6 +17,7 @@ from yardmaster_node_agent.executors.port import FetchProgress
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.details import PullPolicy, Run
 from yardmaster_schemas.events.node_events import SlotsReleasedV1
+from yardmaster_schemas.reasons import StartFailure
 
 pytestmark = pytest.mark.timeout(120)
 ENGINE = Path("/var/run/docker.sock")
@@ -155,6 +156,35 @@ async def test_a_stop_ends_the_wait_for_an_image(cell: AgentCell, registry: Regi
         await happened(registry.stalled)
         await cell.stop(task, grace_s=100)
         assert (await ended(cell, task)).never_started
+
+
+async def test_failed_pulls_are_named_by_the_answer_of_the_registry(
+    cell: AgentCell, registry: Registry
+) -> None:
+    registry.push("team/train:1")
+    answers: dict[str, tuple[StartFailure, str, tuple[int, str] | None]] = {
+        "team/denied:1": (StartFailure.IMAGE_MISSING, "manifest unknown", None),
+        "team/train:2": (StartFailure.IMAGE_REFUSED, "denied", (403, "DENIED")),
+        "team/train:3": (
+            StartFailure.IMAGE_UNREACHABLE,
+            "toomanyrequests",
+            (429, "TOOMANYREQUESTS"),
+        ),
+        "team/train:4": (StartFailure.IMAGE_UNREACHABLE, "503", (503, "UNAVAILABLE")),
+        "team//train": (StartFailure.IMAGE_REFUSED, "is not the name of an image", None),
+        "../../containers": (StartFailure.IMAGE_REFUSED, "is not the name of an image", None),
+        "team/Train": (StartFailure.IMAGE_REFUSED, "is not the name of an image", None),
+    }
+    async with cell.agent():
+        for name, (failure, words, registry.failing) in answers.items():
+            task = await cell.allocate(job(registry.image(name)))
+            assert (await ended(cell, task)).failure is failure, name
+            assert words in await cell.output(task, stream="agent")
+        registry.failing, registry.login = None, ("ada", "lovelace")
+        task = await cell.allocate(job(registry.image("team/train:1")))
+        assert (await ended(cell, task)).failure is StartFailure.IMAGE_REFUSED
+        task = await cell.allocate(job("127.0.0.1:1/team/train:1"))
+        assert (await ended(cell, task)).failure is StartFailure.IMAGE_UNREACHABLE
 
 
 async def test_a_pull_lasts_as_long_as_bytes_arrive(

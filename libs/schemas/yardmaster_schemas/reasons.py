@@ -140,6 +140,9 @@ class EndCode(StrEnum):
     DIRECTORY_MISSING = "directory_missing"
     CONTEXT_MISSING = "context_missing"
     RESERVED_VARIABLE = "reserved_variable"
+    IMAGE_MISSING = "image_missing"
+    IMAGE_REFUSED = "image_refused"
+    IMAGE_UNREACHABLE = "image_unreachable"
     DECISION_TOO_LARGE = "decision_too_large"
 
 
@@ -147,11 +150,17 @@ class EndCode(StrEnum):
 class StartFailure(StrEnum):
     """Why an agent could not start a replica.
 
-    Every cause except `other` applies to all nodes, so the task ends with the end code of the same
-    name: `no_executor` (`run.image` is set, and the agent runs no containers), `secret_missing`,
-    `details_missing` (erased or unreadable), `directory_missing` (the working directory),
+    Every cause except `other` and `image_unreachable` applies to all nodes, so the task ends with
+    the end code of the same name: `no_executor` (`run.image` is set, and the agent runs no
+    containers), `secret_missing`, `details_missing` (erased or unreadable), `directory_missing`
+    (the working directory),
     `context_missing` (the package of its folder is not stored any more, or is damaged),
-    `reserved_variable` (the job sets a variable that the agent sets itself).
+    `reserved_variable` (the job sets a variable that the agent sets itself), `image_missing` (the
+    registry has no such image or tag), `image_refused` (the registry refuses this node, or the name
+    is not valid). Nodes may reach different registries or have different credentials, so the last
+    two end a task after a second node, or a second try, failed to start it.
+
+    `image_unreachable`: the registry does not answer, answers that it cannot now, or sends nothing.
     """
 
     OTHER = "other"
@@ -161,11 +170,38 @@ class StartFailure(StrEnum):
     DIRECTORY_MISSING = "directory_missing"
     CONTEXT_MISSING = "context_missing"
     RESERVED_VARIABLE = "reserved_variable"
+    IMAGE_MISSING = "image_missing"
+    IMAGE_REFUSED = "image_refused"
+    IMAGE_UNREACHABLE = "image_unreachable"
 
     @property
     def end_code(self) -> EndCode | None:
         """The end code of a task whose start failed for this reason; None: the start is retried."""
-        return None if self is StartFailure.OTHER else EndCode(self.value)
+        return None if self.rank < _OF_IMAGE else EndCode(self.value)
+
+    @property
+    def checked_twice(self) -> bool:
+        """Whether a task ends only after a second start failed too."""
+        return self.rank == _OF_IMAGE
+
+    @property
+    def requeue_code(self) -> EndCode:
+        """The code of a task that is requeued after this failure."""
+        return EndCode.NEVER_STARTED if self is StartFailure.OTHER else EndCode(self.value)
+
+    @property
+    def rank(self) -> int:
+        """How much the failure says; of several replicas, the highest one counts."""
+        return _RANKS.get(self, _OF_IMAGE + 1)
+
+
+_OF_IMAGE: Final = 2
+_RANKS: Final[Mapping[StartFailure, int]] = {
+    StartFailure.OTHER: 0,
+    StartFailure.IMAGE_UNREACHABLE: 1,
+    StartFailure.IMAGE_MISSING: _OF_IMAGE,
+    StartFailure.IMAGE_REFUSED: _OF_IMAGE,
+}
 
 
 class AdmissionCode(StrEnum):

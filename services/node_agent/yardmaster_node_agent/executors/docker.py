@@ -232,7 +232,10 @@ class DockerExecutor:
         try:
             policy = run.pull or PullPolicy.MISSING
             image = await self._images.get(str(run.image), policy, on_progress)
-        except (EngineAway, EngineRefused, PullFailed) as error:
+        except PullFailed as error:
+            failure = error.failure
+            raise ExecutorFailed(replica=launch.key, found=error, failure=failure) from None
+        except (EngineAway, EngineRefused) as error:
             raise ExecutorFailed(replica=launch.key, found=error) from None
         return replace(launch, image=image)
 

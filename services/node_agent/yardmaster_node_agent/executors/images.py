@@ -7,6 +7,7 @@ definite, such as an image that does not exist, needs no back-off: the scheduler
 """
 
 import asyncio
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from yardmaster_node_agent.executors.port import FetchProgress, ImageFound, OnPr
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.waiting import first_of
 from yardmaster_schemas.events.details import PullPolicy
+from yardmaster_schemas.reasons import StartFailure
 
 #: Seconds before the next pull of an image after the first failure; doubled with each further one.
 BACKOFF_S: Final = 10.0
@@ -25,8 +27,56 @@ MAX_BACKOFF_S: Final = 300.0
 MAX_FAILED: Final = 1000
 
 
+_PART: Final = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+#: References of images: the host of a registry, a path, a tag and a digest. They are part of the
+#: path of requests to the engine, so nothing else may be in them. Source: distribution/reference.
+REFERENCE: Final = re.compile(
+    r"(?:(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?/)?"
+    rf"{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?",
+    re.ASCII,
+)
+#: The words of engines and registries by what they mean, in the order in which they are looked for.
+#: Docker 20.10 answers most failures of registries with the same status.
+_MEANINGS: Final = (
+    (
+        StartFailure.IMAGE_UNREACHABLE,
+        r"toomanyrequests|too many requests|status: 5\d\d|dial tcp|connection re(set|fused)"
+        r"|time-?out|no such host|\beof\b|tls|x509|server misbehaving|deadline exceeded"
+        r"|awaiting headers",
+    ),
+    (
+        StartFailure.IMAGE_REFUSED,
+        r"invalid reference format|denied|unauthorized|no basic auth credentials"
+        r"|authentication required|forbidden|authorization failed",
+    ),
+    (
+        StartFailure.IMAGE_MISSING,
+        r"manifest unknown|name unknown|not known to registry|not found|http 404",
+    ),
+)
+
+
+def failure_of(words: str, reference: str) -> StartFailure:
+    """Return the meaning of the engine's words about a pull; the image's name does not count."""
+    for part in {reference, reference.rpartition(":")[0] or reference}:
+        words = words.replace(part, "")
+    for failure, pattern in _MEANINGS:
+        if re.search(pattern, words, re.IGNORECASE):
+            return failure
+    return StartFailure.OTHER
+
+
 class PullFailed(Exception):
     """An image cannot be had; the message is for the job's user."""
+
+    def __init__(self, words: str, failure: StartFailure = StartFailure.OTHER) -> None:
+        super().__init__(words)
+        self.failure = failure
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether a later pull may succeed without a change of the image or its registry."""
+        return not self.failure.checked_twice
 
 
 class LayerTally:
@@ -98,6 +148,11 @@ class Images:
             PullFailed.
             EngineAway: the engine does not answer.
         """
+        if not REFERENCE.fullmatch(reference):
+            raise PullFailed(
+                f"{reference!r} is not the name of an image: correct run.image",
+                StartFailure.IMAGE_REFUSED,
+            )
         if policy is not PullPolicy.ALWAYS:
             found = await self._engine.image(reference)
             if found is not None:
@@ -122,14 +177,17 @@ class Images:
                 if pull.ended == ended:
                     await self._next_pull(reference, pull)
                 elif pull.error is not None:
-                    raise PullFailed(*pull.error.args)
+                    raise PullFailed(str(pull.error), pull.error.failure)
 
     async def _next_pull(self, reference: str, pull: _Pull) -> None:
         await self._clock.sleep(max(0.0, pull.not_before_s - self._clock.monotonic_s()))
         try:
             await self._pull(reference, pull)
         except PullFailed as error:
-            pull.ended, pull.error, pull.failures = pull.ended + 1, error, pull.failures + 1
+            pull.ended, pull.error = pull.ended + 1, error
+            pull.failures = pull.failures + 1 if error.may_pass else 0
+            if not error.may_pass:
+                raise
             pause_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** min(pull.failures - 1, 16))
             pull.not_before_s = self._clock.monotonic_s() + pause_s
             raise
@@ -156,12 +214,17 @@ class Images:
         async def watch() -> None:
             while (left_s := moved_s + self._idle_s - self._clock.monotonic_s()) > 0:
                 await self._clock.sleep(left_s)
-            raise PullFailed(f"image {reference}: no bytes arrived for {self._idle_s:g} s")
+            raise PullFailed(
+                f"image {reference}: no bytes arrived for {self._idle_s:g} s",
+                StartFailure.IMAGE_UNREACHABLE,
+            )
 
         try:
             await first_of(follow(), watch())
         except EngineRefused as error:
-            raise PullFailed(f"image {reference}: {error}") from None
+            words = str(error)
+            failure = failure_of(words, reference)
+            raise PullFailed(f"image {reference}: {words}", failure) from None
 
     @contextmanager
     def _listening(self, reference: str, pull: _Pull, on_progress: OnProgress) -> Iterator[None]:

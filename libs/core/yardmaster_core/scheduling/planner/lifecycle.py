@@ -28,7 +28,7 @@ from yardmaster_schemas.events.decisions import (
 )
 from yardmaster_schemas.events.node_events import ReplicaRef
 from yardmaster_schemas.events.requests import ExitZero
-from yardmaster_schemas.reasons import DropCode, EndCode, PolicyStop, Stop, StopCode
+from yardmaster_schemas.reasons import DropCode, EndCode, PolicyStop, StartFailure, Stop, StopCode
 
 #: After its n-th failure a task backs off 2^(n-1) seconds, and after the n-th failed start in a row
 #: 2^n seconds, but at most this many.
@@ -303,21 +303,26 @@ def _failed_start(state: ClusterState, task: Task, run: Attempt, code: EndCode) 
     or end.
 
     The task ends if a retry would fail in the same way, or after `MAX_FAILED_STARTS` failures.
+    What nodes may see differently, such as an image, is tried once more first, unless a start of
+    the task has failed on two nodes.
     `max_restarts` is not used up, because no process of the task ran.
     """
-    end = run.failure.end_code if run.failure is not None else None
+    failure = run.failure or StartFailure.OTHER
+    end = failure.end_code
     times = task.failed_starts + 1
+    # Agents need not report which replica failed; with one node there is no doubt.
+    here = run.failed_nodes or (run.nodes if len(run.nodes) == 1 else ())
+    newest_first = dict.fromkeys(reversed((*task.failed_nodes, *here)))
+    if failure.checked_twice and times == 1 and len(newest_first) < 2:
+        end = None
     if end is None and times >= MAX_FAILED_STARTS:
         end = EndCode.START_FAILED
     if end is not None:
         return _ended(task, run, Outcome.FAILED, end)
-    # Agents need not report which replica failed; with one node there is no doubt.
-    here = run.failed_nodes or (run.nodes if len(run.nodes) == 1 else ())
-    newest_first = dict.fromkeys(reversed((*task.failed_nodes, *here)))
     return TaskRequeuedV1(
         task_id=task.id,
         attempt=run.number,
-        code=code,
+        code=code if failure is StartFailure.OTHER else failure.requeue_code,
         restarts=task.restarts,
         not_before_ms=_backoff_ms(state, times),
         failed_starts=times,

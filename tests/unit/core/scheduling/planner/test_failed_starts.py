@@ -239,7 +239,9 @@ def test_whether_a_task_fits_does_not_depend_on_where_its_start_failed() -> None
 # Causes that apply to every node
 
 
-@pytest.mark.parametrize("failure", [one for one in StartFailure if one is not OTHER])
+@pytest.mark.parametrize(
+    "failure", [one for one in StartFailure if one.rank > StartFailure.IMAGE_MISSING.rank]
+)
 def test_a_cause_that_applies_to_every_node_ends_the_task_at_once(failure: StartFailure) -> None:
     cell = Cell()
     cell.node("n1")
@@ -617,3 +619,57 @@ def test_a_task_whose_starts_failed_counts_in_the_demand_again_once_it_starts() 
     cell.run_until_idle()
     assert ranks["main"][0] == 1000
     assert_sound(cell.state)
+
+
+# Images
+
+
+@pytest.mark.parametrize("failure", [StartFailure.IMAGE_MISSING, StartFailure.IMAGE_REFUSED])
+def test_an_image_that_two_nodes_cannot_have_ends_the_task(failure: StartFailure) -> None:
+    cell = Cell()
+    for name in ("n1", "n2", "n3"):
+        cell.node(name, gpus=1)
+    cell.submit("train")
+    cell.cycle()
+    requeued = fails_to_start(cell, "train", failure=failure)
+    assert (requeued.code, requeued.failed_starts) == (failure.value, 1)
+    cell.cycle(after_s=waited_s(cell, requeued))
+    assert cell.task("train").run is not None
+    assert not set(cell.task("train").run.nodes) & set(requeued.failed_nodes)  # type: ignore[union-attr]
+    cell.never_starts("train", failure=failure)
+    assert only(cell.cycle(), dec.TaskEndedV1).code == failure.value
+
+
+def test_an_image_that_the_only_node_cannot_have_is_tried_twice() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("train")
+    cell.cycle()
+    requeued = fails_to_start(cell, "train", failure=StartFailure.IMAGE_MISSING)
+    cell.cycle(after_s=waited_s(cell, requeued))
+    cell.never_starts("train", failure=StartFailure.IMAGE_MISSING)
+    assert only(cell.cycle(), dec.TaskEndedV1).code == "image_missing"
+
+
+def test_an_image_that_two_nodes_of_a_gang_cannot_have_ends_the_task_at_once() -> None:
+    cell = Cell()
+    for name in ("n1", "n2"):
+        cell.node(name, gpus=1)
+    cell.submit("train", gpus=1, replicas=2)
+    cell.cycle()
+    cell.never_starts("train", replica=0, failure=StartFailure.IMAGE_UNREACHABLE)
+    cell.never_starts("train", replica=1, failure=StartFailure.IMAGE_MISSING)
+    assert only(cell.cycle(), dec.TaskEndedV1).code == "image_missing"
+
+
+def test_an_image_whose_registry_is_unreachable_is_a_failed_start_like_others() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("train")
+    cell.cycle()
+    for number in range(1, MAX_FAILED_STARTS):
+        requeued = fails_to_start(cell, "train", failure=StartFailure.IMAGE_UNREACHABLE)
+        assert (requeued.code, requeued.failed_starts) == ("image_unreachable", number)
+        cell.cycle(after_s=waited_s(cell, requeued))
+    cell.never_starts("train", failure=StartFailure.IMAGE_UNREACHABLE)
+    assert only(cell.cycle(), dec.TaskEndedV1).code == "start_failed"

@@ -10,7 +10,6 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Due, Phase, ReplicaState
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
-from yardmaster_schemas.reasons import StartFailure
 
 
 def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: str) -> None:
@@ -75,7 +74,7 @@ def slots_released_v1(state: ClusterState, event: nev.SlotsReleasedV1, record_id
     task, run = run_of(state, event.task_id, event.attempt)
     task.cause = record_id
     if event.failure is not None and run.stop is None:
-        if run.failure in (None, StartFailure.OTHER):
+        if run.failure is None or run.failure.rank < event.failure.rank:
             run.failure = event.failure
         run.failed_nodes = run.failed_nodes_with((event.node,))
     close_replica(state, task, run, event.replica, ReplicaState.RELEASED)
