@@ -261,7 +261,7 @@ async def test_a_removed_package_is_gone(store: PackageStore) -> None:
     assert await listed(store) == [("nlp", OTHER.digest)]
 
 
-async def test_packages_are_listed_with_their_ages(store: PackageStore) -> None:
+async def test_packages_are_listed_with_their_times(store: PackageStore) -> None:
     for project, package in (("vision", PACKAGE), ("nlp", PACKAGE), ("nlp", OTHER)):
         await put(store, package, project)
     found = [one async for one in store.packages()]
@@ -272,9 +272,17 @@ async def test_packages_are_listed_with_their_ages(store: PackageStore) -> None:
     ]
     for one in found:
         assert one.packed_bytes in (PACKAGE.size, OTHER.size)
-        assert one.age_s(one.stored_ms + 90_000) == 90
-        assert one.age_s(0) == 0
+        assert one.used_ms == one.stored_ms
         assert 1_700_000_000_000 < one.stored_ms < 4_000_000_000_000
+
+
+async def test_a_package_that_is_used_again_is_listed_with_the_time(store: PackageStore) -> None:
+    before = await put(store, PACKAGE)
+    await store.mark_used("nlp", PACKAGE.digest)
+    (one,) = [one async for one in store.packages()]
+    assert one.stored_ms == before.stored_ms <= one.used_ms
+    await store.remove("nlp", PACKAGE.digest)
+    assert files(store) == []
 
 
 async def test_other_files_are_no_packages(store: PackageStore) -> None:

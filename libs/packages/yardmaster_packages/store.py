@@ -1,4 +1,4 @@
-"""Packages at an fsspec URL: `PROJECT/DIGEST.tar.gz`.
+"""Packages at an fsspec URL: `PROJECT/DIGEST.tar.gz`, and `DIGEST.used` when they are used again.
 
 A package is written under a temporary name and moved when its digest and size are verified, so a
 reader never sees an incomplete one. Projects do not share packages, so that a digest does not
@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from yardmaster_packages.store_calls import CALL_BYTES, DEADLINE_S, MAX_HUNG, St
 _PROJECT: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _FILE: Final = re.compile(r"([0-9a-f]{64})\.tar\.gz")
+_USED: Final = re.compile(r"([0-9a-f]{64})\.used")
 _TEMPORARY: Final = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}\.new")
 
 
@@ -46,10 +47,8 @@ class StoredPackage:
     packed_bytes: int
     #: When it was written, in milliseconds since 1970, by the store's clock.
     stored_ms: int
-
-    def age_s(self, now_ms: int) -> float:
-        """Seconds since the package was written; 0 if the store's clock is ahead."""
-        return max(0, now_ms - self.stored_ms) / 1000
+    #: When a job was last submitted with it, at least `stored_ms`; only `packages` knows it.
+    used_ms: int = 0
 
 
 class PackageStore:
@@ -151,7 +150,13 @@ class PackageStore:
     async def remove(self, project: str, digest: str) -> bool:
         """Remove a package; return whether it was stored."""
         path = self._path(project, digest)
+        await self._calls.run(partial(remove_file, self._fs, _mark(path)))
         return await self._calls.run(partial(remove_file, self._fs, path))
+
+    async def mark_used(self, project: str, digest: str) -> None:
+        """Record that a job is submitted now with a package that is stored."""
+        path = self._path(project, digest)
+        await self._calls.run(partial(self._fs.pipe_file, _mark(path), b""))
 
     async def packages(self) -> AsyncIterator[StoredPackage]:
         """Yield the packages of all projects, ordered by project and digest."""
@@ -178,10 +183,19 @@ class PackageStore:
         )
 
     def _list(self, project: str) -> list[StoredPackage]:
-        return [
+        infos = children(self._fs, f"{self._root}/{project}")
+        used = {
+            match[1]: written_ms(self._fs, info)
+            for name, info in infos.items()
+            if (match := _USED.fullmatch(name))
+        }
+        packages = [
             self._package(project, match[1], info)
-            for name, info in sorted(children(self._fs, f"{self._root}/{project}").items())
+            for name, info in sorted(infos.items())
             if (match := _FILE.fullmatch(name))
+        ]
+        return [
+            replace(one, used_ms=max(one.stored_ms, used.get(one.digest, 0))) for one in packages
         ]
 
     def _remove_unfinished(self, project: str, before_ms: int) -> int:
@@ -212,6 +226,11 @@ class PackageStore:
         if not _DIGEST.fullmatch(digest):
             raise ValueError(f"{digest!r} is not a SHA-256 digest")
         return f"{self._root}/{project}/{digest}.tar.gz"
+
+
+def _mark(path: str) -> str:
+    """Return the path of the file that says when a package was last used."""
+    return path.removesuffix(".tar.gz") + ".used"
 
 
 class _Upload:

@@ -4,14 +4,21 @@ Its code package must be stored when the job is recorded, and there must be a st
 artifacts.
 """
 
+from typing import Final
+
 from yardmaster_gateway import errors
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.http.bodies import invalid_body
 from yardmaster_packages.artifact_files import selection
 from yardmaster_packages.errors import PackagesUnavailable
 from yardmaster_packages.store import PackageStore, StoredPackage
-from yardmaster_schemas.api import FieldError
+from yardmaster_projections.rows import JobRow
+from yardmaster_projections.store import Query
+from yardmaster_schemas.api import FieldError, Phase
 from yardmaster_schemas.job_file import JobSpec
+
+#: A package that was stored longer ago is marked at each submission with it.
+MARK_S: Final = 86_400
 
 
 def check_uploaded(spec: JobSpec) -> None:
@@ -46,9 +53,35 @@ async def check_context(gateway: Gateway, spec: JobSpec) -> None:
     limit = store.limits.packed_bytes
     if found.packed_bytes > limit:
         raise _refused("", f"the package has {found.packed_bytes} bytes, the limit is {limit}")
+    now_ms = gateway.ports.clock.now_ms()
+    if now_ms - found.stored_ms > MARK_S * 1000:
+        await _mark_used(gateway, store, spec.project, context.digest)
     if found.packed_bytes != context.packed_bytes:
         what = f"the package has {found.packed_bytes} bytes, not {context.packed_bytes}"
         raise _refused("/packed_bytes", what)
+
+
+async def _mark_used(gateway: Gateway, store: PackageStore, project: str, digest: str) -> None:
+    try:
+        await store.mark_used(project, digest)
+    except PackagesUnavailable as error:
+        raise unavailable(gateway, error) from error
+
+
+async def is_needed(
+    gateway: Gateway, project: str, digest: str, *, ended: bool = False, but: str = ""
+) -> bool:
+    """Whether a job of a project other than `but` has a package.
+
+    Only jobs that have not ended count, or all that were not erased, if `ended`.
+
+    Raises: ViewsError.
+    """
+    facets = {"project": frozenset({project}), "package": frozenset({digest})}
+    if not ended:
+        facets["phase"] = frozenset(str(phase) for phase in Phase if not phase.final)
+    page = await gateway.views.page(JobRow, Query(facets=facets, limit=2))
+    return any(row.key != but for row in page.rows)
 
 
 def check_artifacts(gateway: Gateway, spec: JobSpec) -> None:

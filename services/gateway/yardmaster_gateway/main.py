@@ -5,6 +5,7 @@ import re
 import socket
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 from yardmaster_eventlog.errors import SnapshotsUnavailable
@@ -15,6 +16,7 @@ from yardmaster_gateway.background.details_ticker import DetailsTicker
 from yardmaster_gateway.background.own_records import watch_own_records
 from yardmaster_gateway.background.package_upkeep import PackageUpkeep
 from yardmaster_gateway.background.token_import import import_users
+from yardmaster_gateway.code_context import is_needed
 from yardmaster_gateway.context import Gateway, GatewayPorts
 from yardmaster_gateway.http.connections import ConnectionLimits
 from yardmaster_gateway.http.server import Server
@@ -77,7 +79,9 @@ async def run(
         if ports.packages is not None:
             upkeep = PackageUpkeep(
                 *(ports.packages, ports.clock, ports.telemetry),
+                is_needed=partial(is_needed, app.state.gateway),
                 every_s=settings.packages_tick_s,
+                kept_s=settings.packages_kept_s,
                 # The clock of the store may be a little behind.
                 unfinished_s=2 * settings.upload_s,
             )

@@ -55,8 +55,11 @@ class GatewaySettings(SnapshotSettings, PackageSettings, ArtifactSettings):
     upload_s: Positive = 600.0
     #: Packages that are uploaded at once; each needs about 4 MiB of memory.
     max_uploads: Annotated[int, Field(ge=1)] = 8
-    #: The interval at which the stored packages are counted, and the files of interrupted uploads
-    #: removed.
+    #: How long a package is kept after the last submission of a job with it; one of a job that has
+    #: not ended is always kept.
+    packages_kept_s: Positive = 30 * 86_400.0
+    #: The interval at which the stored packages are counted, and unused ones and the files of
+    #: interrupted uploads removed.
     packages_tick_s: Positive = 3_600.0
     #: How long artifacts are kept.
     artifacts_kept_s: Positive = 30 * 86_400.0

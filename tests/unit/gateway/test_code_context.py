@@ -1,13 +1,16 @@
 """Submitting a job with a context: its package must be stored, and the log names it by digest."""
 
+import os
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.gateway import GatewayCell, gateway_cell
 from tests.support.packages import package_of_tar
+from yardmaster_gateway.code_context import MARK_S, is_needed
 from yardmaster_packages.store import PackageStore
 from yardmaster_schemas.events.details import CodeContext, JobDetailedV1
 from yardmaster_schemas.events.requests import TaskSubmittedV1
@@ -74,6 +77,52 @@ async def test_a_job_whose_package_is_not_stored_is_refused(
 async def test_a_digest_of_another_form_is_refused(cell: GatewayCell, digest: str) -> None:
     problem = await submit(cell, job({**CONTEXT, "digest": digest}), status=422)
     assert "digest" in problem["errors"][0]["pointer"]
+
+
+async def ended(cell: GatewayCell) -> str:
+    """The id of a job with the package that has ended."""
+    answer = await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=job())
+    task = f"{answer['job_id']}.0"
+    await cell.starts(task)
+    await cell.finishes(task)
+    return str(answer["job_id"])
+
+
+async def digests(cell: GatewayCell) -> list[str]:
+    assert cell.ports.packages is not None
+    return [one.digest async for one in cell.ports.packages.packages()]
+
+
+async def test_a_package_is_needed_until_its_last_job_has_ended(cell: GatewayCell) -> None:
+    await upload(cell)
+    gateway = cell.app.state.gateway
+    assert not await is_needed(gateway, "nlp", PACKAGE.digest)
+    answer = await submit(cell, job())
+    assert await is_needed(gateway, "nlp", PACKAGE.digest)
+    assert not await is_needed(gateway, "vision", PACKAGE.digest)
+    await cell.starts(f"{answer['job_id']}.0")
+    await cell.finishes(f"{answer['job_id']}.0")
+    assert not await is_needed(gateway, "nlp", PACKAGE.digest)
+
+
+async def test_an_erasure_removes_the_package_with_its_last_job(cell: GatewayCell) -> None:
+    await upload(cell)
+    first, second = await ended(cell), await ended(cell)
+    for erased, left in ((first, [PACKAGE.digest]), (second, [])):
+        await cell.call("POST", f"/v1/jobs/{erased}/erase", token="admin", status=202)
+        assert await digests(cell) == left
+
+
+async def test_a_submission_marks_an_old_package_as_used(tmp_path: Path) -> None:
+    async with gateway_cell(packages=str(tmp_path)) as cell:
+        await upload(cell)
+        await submit(cell, job())
+        mark = tmp_path / "nlp" / f"{PACKAGE.digest}.used"
+        assert not mark.exists(), "the package itself is new"
+        long_ago = (cell.clock.now_ms() / 1000) - 2 * MARK_S
+        os.utime(tmp_path / "nlp" / f"{PACKAGE.digest}.tar.gz", (long_ago, long_ago))
+        await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=job())
+        assert mark.exists()
 
 
 async def test_a_package_of_another_project_does_not_count(cell: GatewayCell) -> None:

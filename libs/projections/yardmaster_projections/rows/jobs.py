@@ -169,9 +169,11 @@ class JobRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """The facets of the facts, the pools that the job may use and the phases of its tasks."""
+        """The facets of the facts, its package and pools, and the phases of its tasks."""
+        context = None if self.run is None else self.run.context
         return (
             *self.facts.facets,
+            *(() if context is None else (("package", context.digest),)),
             *(("pool", pool) for pool in self.facts.pools),
             *(("phase", phase) for phase, count in self.phases.items() if count),
         )

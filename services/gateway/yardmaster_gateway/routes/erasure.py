@@ -1,6 +1,7 @@
-"""`/v1/jobs/{id}/erase`: permanently delete the texts and the artifacts of a job.
+"""`/v1/jobs/{id}/erase`: permanently delete the texts and the files of a job.
 
-The texts are its name, labels, command, environment and notes.
+The texts are its name, labels, command, environment and notes. The files are its artifacts, and its
+code package if no other job has it.
 
 The gateway writes the tombstones first and then the request, which names the last tombstone. The
 answer 202 therefore means that the data is deleted from the log; no other process has to complete
@@ -22,17 +23,20 @@ from yardmaster_eventlog.port import Partition
 from yardmaster_eventlog.reader import record_at
 from yardmaster_gateway import errors
 from yardmaster_gateway.artifact_reader import store_errors
+from yardmaster_gateway.code_context import is_needed, unavailable
 from yardmaster_gateway.context import Gateway, ReadContext, authorize
 from yardmaster_gateway.http.problems import problem_responses
 from yardmaster_gateway.http.writes import Repeatable, Write
 from yardmaster_gateway.identity.authorization import Action
 from yardmaster_gateway.routes.jobs import find_job
+from yardmaster_packages.errors import PackagesUnavailable
 from yardmaster_projections.projection.details import details_of
 from yardmaster_projections.rows import JobRow, RequestRow
 from yardmaster_projections.store import Query
 from yardmaster_schemas.api import Accepted
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.requests import EraseRequestedV1
+from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import DETAILS, REQUESTS
 
 router = APIRouter(tags=["jobs"])
@@ -48,11 +52,11 @@ PAGE: Final = 500
     response_model=Accepted,
     responses=problem_responses(
         *("forbidden", "not_found", "wrong_phase", "busy", "too_large", "outcome_unknown"),
-        "artifacts_unavailable",
+        *("artifacts_unavailable", "packages_unavailable"),
     ),
 )
 async def erase_job(read: Repeatable, write: Write, job_id: str) -> Accepted:
-    """Permanently delete the texts (name, labels, command, notes) and artifacts of an ended job."""
+    """Permanently delete the texts (name, labels, command, notes) and files of an ended job."""
     gateway = read.gateway
     row = await find_job(read, job_id)
     authorize(
@@ -61,7 +65,7 @@ async def erase_job(read: Repeatable, write: Write, job_id: str) -> Accepted:
         department=row.facts.department,
     )
     _check_ended(row)
-    await _remove_artifacts(gateway, row)
+    await _remove_files(gateway, row)
     keys = [key async for key in _other_keys(read, row.key)]
     own = await _key_of_details(read, row.offset)
     if own is not None:
@@ -78,14 +82,28 @@ def _check_ended(row: JobRow) -> None:
         raise errors.NotEnded(what=f"job {row.key}", phase=live[0] if live else "submitted")
 
 
-async def _remove_artifacts(gateway: Gateway, row: JobRow) -> None:
-    """Remove the artifacts of the job's tasks.
+async def _remove_files(gateway: Gateway, row: JobRow) -> None:
+    """Remove the artifacts of the job's tasks, and its code package if no other job has it.
 
-    Raises: ArtifactStoreUnavailable: nothing is erased yet; the client repeats the request.
+    Raises:
+        ArtifactStoreUnavailable, PackageStoreUnavailable, ViewBehind: nothing of the log is erased
+            yet; the client repeats the request.
     """
+    project, context = row.facts.project, None if row.run is None else row.run.context
     if gateway.artifacts is not None:
         with store_errors(gateway.ports.telemetry):
-            await gateway.artifacts.store.remove_job(row.facts.project, row.key)
+            await gateway.artifacts.store.remove_job(project, row.key)
+    store = gateway.ports.packages
+    if store is None or context is None:
+        return
+    # A job that was submitted before this request must be in the views.
+    end = await gateway.end(REQUESTS.name)
+    await gateway.wait_for_position(Position(cell=gateway.cell, requests=end))
+    if not await is_needed(gateway, project, context.digest, ended=True, but=row.key):
+        try:
+            await store.remove(project, context.digest)
+        except PackagesUnavailable as error:
+            raise unavailable(gateway, error) from error
 
 
 async def _other_keys(read: ReadContext, job_id: str) -> AsyncIterator[str]:
