@@ -23,7 +23,7 @@ takes no part of what an earlier task waits for, unless the policy says so (`_ma
 slots that a task takes over go to it alone: a task that may not take them over from their owner too
 is not before it. A task takes what an earlier one could use if both request GPUs (or neither does),
 and a node of the one could hold a replica of the other. An earlier task that waits for a limit, or
-whose last starts failed, does not count.
+whose last starts failed, does not count; nor does one that waits behind the later task by a rule.
 
 On slots that were reserved for it before the cycle, a task starts before others are considered:
 only a task that waited already, and may take over reserved slots (`_takes_over`), is before it; and
@@ -63,22 +63,27 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING, LIMITED
 from yardmaster_schemas.events import decisions as dec
-from yardmaster_schemas.reasons import WaitCode
+from yardmaster_schemas.reasons import Wait, WaitCode
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
     """The facts of a complete cycle: the tasks that it started and preempted, the ids of the tasks
-    that had reserved slots before it, why the others waited, the ids of the tasks that a rule kept
-    waiting during it, and by task the reservations that others lost to it.
+    that had reserved slots before it, why the others waited, by task the reasons other than
+    capacity that were recorded during it, and by task the reservations that others lost to it.
     """
 
     started: Collection[Task]
     preempted: Collection[Task]
     reserved_before: Collection[str]
-    waits_before: Mapping[str, WaitCode]
-    kept_waiting: Collection[str]
+    waits_before: Mapping[str, Wait]
+    kept_waiting: Mapping[str, Wait]
     taken_from: Mapping[str, Sequence[dec.SlotsReservedV1]]
+
+    def code_before(self, task: Task) -> WaitCode | None:
+        """Why a task waited before the cycle."""
+        wait = self.waits_before.get(task.id)
+        return wait.code if wait is not None else None
 
 
 def assert_in_order(state: ClusterState, cycle: Cycle) -> None:
@@ -96,7 +101,9 @@ def assert_in_order(state: ClusterState, cycle: Cycle) -> None:
                 lost = cycle.taken_from.get(later.id)
                 if lost and not _could_take_over(state, pool, earlier, later, lost):
                     continue
-                before = cycle.waits_before.get(earlier.id)
+                if _waited_behind(cycle, earlier, later):
+                    continue
+                before = cycle.code_before(earlier)
                 if later.id not in cycle.reserved_before:
                     waited_by_rule = earlier.id in cycle.kept_waiting or not (
                         before is None or before in BLOCKING
@@ -113,10 +120,19 @@ def assert_in_order(state: ClusterState, cycle: Cycle) -> None:
                     _assert_takes_nothing(state, pool, earlier, later)
 
 
-def waits_of(state: ClusterState) -> dict[str, WaitCode]:
+def _waited_behind(cycle: Cycle, earlier: Task, later: Task) -> bool:
+    """Whether a rule kept a task waiting behind the one that started."""
+    waits = cycle.waits_before.get(earlier.id), cycle.kept_waiting.get(earlier.id)
+    return any(
+        wait is not None and (wait.code, wait.about) == (WaitCode.BEHIND_TASK, later.id)
+        for wait in waits
+    )
+
+
+def waits_of(state: ClusterState) -> dict[str, Wait]:
     """Return why each task without reserved slots waits, in the last of its pools."""
     return {
-        task.id: group.waits[pool.name][0].code
+        task.id: group.waits[pool.name][0]
         for pool in state.pools.values()
         for group in pool.groups.values()
         if pool.name in group.waits
@@ -389,7 +405,7 @@ def _assert_may_pass(
     if code is WaitCode.VICTIMS_PROTECTED and pool.config.policy.name in STRICT:
         # Else it was passed before it got this reason.
         code = code if _others_are_protected(state, pool, cycle) else WaitCode.INSUFFICIENT_FREE
-    before = cycle.waits_before.get(earlier.id)
+    before = cycle.code_before(earlier)
     assert not waits or _may_pass(pool, code, earlier, later, before), (
         f"{later.id} starts on what {earlier.id} waits for ({code}), and comes after it"
     )

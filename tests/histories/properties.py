@@ -355,7 +355,7 @@ class CheckedPlayer(HistoryPlayer):
                 reserved_before=self.reserved,
                 waits_before=waits,
                 kept_waiting={
-                    event.task_id
+                    event.task_id: event.wait
                     for event in decided
                     if isinstance(event, dec.TaskUnschedulableV1)
                     and event.wait.code not in BLOCKING

@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.histories.properties import CheckedPlayer
 from tests.histories.static_problems import StaticCell
+from tests.unit.core.scheduling.reading import started
 from yardmaster_schemas.events.requests import Quota
+from yardmaster_schemas.reasons import WaitCode
+from yardmaster_schemas.resources import Resources
 
 MIN_RUNTIME_S = 60
 
@@ -83,3 +87,22 @@ def test_a_task_that_would_not_fit_without_protected_tasks_either_keeps_none_beh
     cell.submit("beyond", project="q", gpus=1, min_runtime_s=600)
     cell.step()
     assert cell.task("beyond").run is not None
+
+
+def test_a_task_that_waits_for_protected_victims_starts_before_those_that_wait_behind_it() -> None:
+    player = CheckedPlayer()
+    cell = player.cell
+    cell.pool("main", policy="quota")
+    cell.entitle("p", quotas={"main": Quota(deserved_milli=2000, deserved_cpu_milli=2000)})
+    cell.entitle("q", quotas={"main": Quota(deserved_milli=0)})
+    player.join(name="n1", gpus=2)
+    player.submit(name="busy", project="q", spec={"tasks": 2, "min_runtime_s": 600})
+    player.start(number=None)
+    spec = {"gpus": 2, "min_runtime_s": 600}
+    player.submit(name="ahead", project="p", spec=spec)
+    wide = Resources(gpus=2, gpu_milli=1000, cpu_milli=3000)
+    first = {"resources": wide, "min_runtime_s": 600, "priority": 1}
+    player.submit(name="first", project="p", spec=first)
+    assert cell.wait_code("first") == WaitCode.BEHIND_TASK
+    player.finish(number=3, after_s=0)
+    assert started(player.cycle()) == ["ahead"]
