@@ -5,7 +5,8 @@ would hold the task without the victims on them, that set is tried: victims that
 unnecessary keep running, the others are moved where they fit on other slots, and the policy judges
 the rest. If it refuses, the search continues. A victim that is moved to slots that are not free yet
 has to wait for them, so it is judged like one that stops; and nothing is moved there only to bring
-tasks together.
+tasks together. Where victims with parts of GPUs are refused, sets for single GPUs are tried last
+(`sets_by_gpu`).
 
 The steps follow the solver of KAI-Scheduler at d5bc503a (actions/common/solvers), on counts of
 replicas instead of simulated allocations. Adding a victim costs a step per replica; a try costs a
@@ -13,10 +14,11 @@ step per victim on those nodes, and for a gang one per node that may hold a repl
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
@@ -33,7 +35,7 @@ from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.pools import Pool
-from yardmaster_core.scheduling.state.shapes import Shape, on_larger_gpus
+from yardmaster_core.scheduling.state.shapes import WHOLE, Shape, on_larger_gpus
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.events.decisions import Placement
 
@@ -87,13 +89,25 @@ class MovingSearch(VictimSearch):
         """
         selection = action.selection
         if selection is None:
-            return self._search(view, task, action, victims, key, None, [])
+            gains = self._gains(task, None)
+            return self._search(view, task, action, victims, key, gains, [])
         seen: list[Task] = []
-        found = self._search(view, task, action, victims, key, partial(selection, view, task), seen)
+        new_selection, tries = partial(selection, view, task), self.tries[task]
+        gains = self._gains(task, new_selection)
+        found = self._search(view, task, action, victims, key, gains, seen)
+        left = MAX_TRIES - (self.tries[task] - tries)
+        if found is None and gains.refused_parts:
+            sets = islice(sets_by_gpu(gains, seen, new_selection), left)
+            found = self._first_of(sets, view, task, action, key)
         if found is None and self._future.free_milli:
             # Victims that must not be stopped may still be moved to free slots.
-            found = self._search(view, task, action, seen, key, None, [])
+            gains = self._gains(task, None)
+            found = self._search(view, task, action, seen, key, gains, [])
         return found
+
+    def _gains(self, task: Task, new_selection: Callable[[], VictimSelection] | None) -> "Gains":
+        nodes = self._draft.state.nodes
+        return Gains(self._future, self._placed_shape(task), nodes, new_selection)
 
     def _search(
         self,
@@ -102,13 +116,10 @@ class MovingSearch(VictimSearch):
         action: PreemptionAction,
         victims: Iterable[Task],
         key: str,
-        new_selection: Callable[[], VictimSelection] | None,
+        gains: "Gains",
         seen: list[Task],
     ) -> Preemption | None:
-        """Search among the victims that a selection accepts; `seen` gets all of them."""
-        gains = Gains(
-            self._future, self._placed_shape(task), self._draft.state.nodes, new_selection
-        )
+        """Search among the victims that are added to `gains`; `seen` gets all of them."""
         tries = 0
         for victim in victims:
             seen.append(victim)
@@ -120,6 +131,22 @@ class MovingSearch(VictimSearch):
                 self.tries[task] += 1
                 if tries == MAX_TRIES:
                     return None
+        return None
+
+    def _first_of(
+        self,
+        sets: Iterable[Sequence[Task]],
+        view: PoolView,
+        task: Task,
+        action: PreemptionAction,
+        key: str,
+    ) -> Preemption | None:
+        """Return the first of these sets of victims that suffices and is permitted, or None."""
+        for some in sets:
+            found = self._try_both_ways(view, task, action, some, key)
+            if found is not None:
+                return found
+            self.tries[task] += 1
         return None
 
     def _try_both_ways(
@@ -293,9 +320,9 @@ class Gains:
         *,
         second_set: bool = True,
     ) -> None:
-        self._index = index
-        self._shape = shape
-        self._nodes = nodes
+        self.index = index
+        self.shape = shape
+        self.nodes = nodes
         self._allowed = index.available & index.matching(shape)
         #: Capacities are computed only of nodes on which the GPUs suffice.
         self._capacities: dict[int, NodeCapacity] = {}
@@ -310,6 +337,8 @@ class Gains:
         self._new_selection = new_selection
         self._selections: dict[int, VictimSelection] = {}
         self._by_node = shape.replicas == 1 and not shape.whole_nodes
+        #: The nodes where a victim with a part of a GPU may not be preempted with those before it.
+        self.refused_parts: set[int] = set()
         self._second: Gains | None = None
         if second_set and new_selection is not None:
             self._second = Gains(index, shape, nodes, new_selection, second_set=False)
@@ -336,7 +365,7 @@ class Gains:
     def _sets_with(self, victim: Task) -> Iterable[Sequence[Task]]:
         """Add a victim to the first set, as `add`."""
         ordinals = self._gain(victim)
-        shape = self._shape
+        shape = self.shape
         if shape.whole_nodes:
             if any(helps(self._capacities[ordinal], shape) for ordinal in ordinals):
                 return [list(self._all)]
@@ -354,7 +383,7 @@ class Gains:
         ordinals: dict[int, None] = {}
         refused: set[int] = set()
         for held in kept(victim):
-            ordinal = self._nodes[held.node].ordinal
+            ordinal = self.nodes[held.node].ordinal
             if not self._allowed >> ordinal & 1 or ordinal in refused:
                 continue
             new = ordinal not in ordinals if self._by_node else not ordinals
@@ -363,10 +392,12 @@ class Gains:
                 if not self._by_node:
                     return []
                 refused.add(ordinal)
+                if self.shape.gpus and held.gpu_milli < WHOLE:
+                    self.refused_parts.add(ordinal)
                 continue
             if ordinal not in self._gained:
                 self._gained[ordinal] = []
-                self._milli[ordinal] = self._index.capacities[ordinal].gpu_milli
+                self._milli[ordinal] = self.index.capacities[ordinal].gpu_milli
             self._gained[ordinal].append(held)
             self._milli[ordinal] += held.gpu_milli * len(held.slots)
             if ordinal not in ordinals:
@@ -374,7 +405,7 @@ class Gains:
                 self._victims.setdefault(ordinal, []).append(victim)
         if ordinals:
             self._all.append(victim)
-        least = 0 if self._shape.whole_nodes else self._shape.replica_gpu_milli
+        least = 0 if self.shape.whole_nodes else self.shape.replica_gpu_milli
         enough = [ordinal for ordinal in ordinals if self._milli[ordinal] >= least]
         for ordinal in enough:
             self._update(ordinal)
@@ -384,7 +415,7 @@ class Gains:
         """Compute the capacity of a node without its victims."""
         capacity = self._capacities.get(ordinal)
         if capacity is None:
-            capacity = copy(self._index.capacities[ordinal])
+            capacity = copy(self.index.capacities[ordinal])
             capacity.slots = list(capacity.slots)
             self._capacities[ordinal] = capacity
         for held in self._gained[ordinal]:
@@ -398,13 +429,13 @@ class Gains:
 
     def _count(self, ordinals: Iterable[int]) -> int:
         """Count again how many replicas these nodes can hold; return the sum over all nodes."""
-        shape = self._shape
+        shape = self.shape
         if self._total < 0:
-            self._total = HeldReplicas(self._index, shape).total
+            self._total = HeldReplicas(self.index, shape).total
         for ordinal in ordinals:
             before = self._held.get(ordinal)
             if before is None:
-                before = replicas_on(self._index.capacities[ordinal], shape)
+                before = replicas_on(self.index.capacities[ordinal], shape)
             now = self._held[ordinal] = replicas_on(self._capacities[ordinal], shape)
             self._total += now - before
         return self._total
@@ -417,3 +448,67 @@ class Gains:
             for victim in self._victims[ordinal]
         }
         return [victim for victim in self._all if victim in ready]
+
+
+def sets_by_gpu(
+    gains: Gains, victims: Sequence[Task], new_selection: Callable[[], VictimSelection]
+) -> Iterator[list[Task]]:
+    """Yield sets of victims of one node without which enough of its GPUs are free enough for a task
+    with one replica, on the nodes where `gains` refused a victim with a part of a GPU.
+
+    The victims of a node that come first may hold parts of different GPUs, and together they may
+    leave none that is free enough. So here a GPU gives victims only if they suffice for it, in
+    addition to those of the GPUs before it; the GPU with the largest free part comes first.
+    `victims` are in the policy's order. At most `MAX_TRIES` GPUs are considered.
+    """
+    held, shape = _held_by_gpu(gains, victims), gains.shape
+    attempts = MAX_TRIES
+    for ordinal, gpus in held.items():
+        capacity = gains.index.capacities[ordinal]
+        milli = capacity.milli_of(shape)
+        missing = shape.gpus - sum(free >= milli for free in capacity.slots)
+        some: list[Task] = []
+        for slot in sorted(gpus, key=lambda slot: -capacity.slots[slot]):
+            free, holders = capacity.slots[slot], gpus[slot]
+            if free >= milli or free + sum(holders.values()) < milli:
+                continue
+            if not attempts:
+                return
+            attempts -= 1
+            more = _more_victims(new_selection(), some, holders, milli - free)
+            if more is None:
+                continue
+            missing -= 1
+            if missing <= 0:
+                yield [*some, *more]
+            else:
+                some += more
+
+
+def _held_by_gpu(gains: Gains, victims: Sequence[Task]) -> dict[int, dict[int, dict[Task, int]]]:
+    """Return what victims hold, by node, GPU and victim, of the nodes where `gains` refused one."""
+    found: dict[int, dict[int, dict[Task, int]]] = {}
+    for victim in victims:
+        for held in kept(victim):
+            ordinal = gains.nodes[held.node].ordinal
+            for slot in held.slots if ordinal in gains.refused_parts else ():
+                holders = found.setdefault(ordinal, {}).setdefault(slot, {})
+                holders[victim] = holders.get(victim, 0) + held.gpu_milli
+    return found
+
+
+def _more_victims(
+    selection: VictimSelection, some: Sequence[Task], holders: Mapping[Task, int], missing: int
+) -> list[Task] | None:
+    """Return those of the holders of a GPU that release what is missing of it, if they may be
+    preempted in addition to some; else None.
+    """
+    missing -= sum(holders.get(victim, 0) for victim in some if selection.add(victim))
+    more: list[Task] = []
+    for victim, milli in holders.items():
+        if missing <= 0:
+            break
+        if victim not in some and selection.add(victim):
+            more.append(victim)
+            missing -= milli
+    return more if missing <= 0 else None

@@ -68,6 +68,42 @@ def test_a_part_of_a_gpu_that_frees_too_little_hides_no_larger_task_of_the_proje
     assert cell.phase("part") == "running"
 
 
+def test_a_task_of_one_gpu_takes_parts_of_one_although_the_first_victim_is_on_another() -> None:
+    """The task of `s` that comes first holds a part of another GPU, and `s` may lose only one."""
+    cell = StaticCell(policy="quota")
+    cell.node("n1", gpus=2)
+    for project, department, deserved in (("q", "e", 0), ("r", "e", 4), ("s", "d", 1)):
+        cell.entitle(project, department=department, quotas=_quota(deserved))
+    cell.submit("s-first", project="s", resources=_part(500), priority=10)
+    assert cell.come_to_rest()
+    cell.submit("q", project="q", resources=_part(500))
+    assert cell.come_to_rest()
+    cell.submit("s", project="s", resources=_part(500), tasks=2, priority=60)
+    assert cell.come_to_rest()
+    cell.submit("r", project="r", gpus=1)
+    assert cell.come_to_rest()
+    assert cell.phase("r") == "running"
+    assert cell.phase("q") == "pending"
+
+
+def test_a_task_of_two_gpus_takes_parts_gpu_by_gpu() -> None:
+    """The department of `s` may lose two parts: one of the GPU that it shares with `q`, and the one
+    next to a free part.
+    """
+    cell = StaticCell(policy="quota", over_quota="weight")
+    cell.node("n1", gpus=4)
+    for project, department, deserved in (("q", "e", 0), ("r", "e", 4), ("s", "d", 1)):
+        cell.entitle(project, department=department, quotas=_quota(deserved))
+    cell.submit("fixed", project="r", gpus=1, preemptible=False)
+    for project, priority in (("s", 80), ("s", 70), ("q", 50), ("s", 90), ("s", 60)):
+        name = f"{project}{priority}"
+        cell.submit(name, project=project, resources=_part(500), priority=priority)
+        assert cell.come_to_rest()
+    cell.submit("r", project="r", gpus=2)
+    assert cell.come_to_rest()
+    assert cell.phase("r") == "running"
+
+
 def _part(milli: int) -> Resources:
     return Resources(gpus=1, gpu_milli=milli)
 
