@@ -16,7 +16,7 @@ from yardmaster_node_agent.executors.images import BACKOFF_S, Images, PullFailed
 from yardmaster_node_agent.executors.port import FetchProgress
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.details import PullPolicy, Run
-from yardmaster_schemas.events.node_events import SlotsReleasedV1
+from yardmaster_schemas.events.node_events import SlotsReleasedV1, TaskPreparingV1
 from yardmaster_schemas.reasons import StartFailure
 
 pytestmark = pytest.mark.timeout(120)
@@ -146,6 +146,20 @@ async def test_replicas_that_wait_for_an_image_share_its_pull(
         for task in tasks:
             assert not (await ended(cell, task)).never_started
     assert registry.requests["GET manifests"] == 1
+
+
+async def test_what_has_arrived_of_an_image_is_reported(
+    cell: AgentCell, registry: Registry
+) -> None:
+    registry.push("team/train:1")
+    registry.flows.clear()
+    async with cell.agent():
+        task = await cell.allocate(job(registry.image("team/train:1")))
+        first = (await cell.until(TaskPreparingV1, task))[0]
+        registry.flows.set()
+        await ended(cell, task)
+    assert first.layers >= 1
+    assert first.bytes_done == 0
 
 
 async def test_a_stop_ends_the_wait_for_an_image(cell: AgentCell, registry: Registry) -> None:

@@ -390,7 +390,9 @@ class AgentCell(MemoryCell):
         for key, found in identities.items():
             assert len(found) == 1, f"{key} has {len(found)} runs"
         for key, types in order.items():
-            steps = [t for t in types if t not in ("CheckpointDone", "TaskProgressed")]
+            steps = [
+                t for t in types if t not in ("CheckpointDone", "TaskPreparing", "TaskProgressed")
+            ]
             whole = ["TaskStarted", "TaskExited", "SlotsReleased"]
             assert steps in (whole[: len(steps)], ["SlotsReleased"]), f"{key}: {types}"
 

@@ -109,6 +109,8 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
         lines.append(
             _labelled("Runs", f"on {', '.join(task['nodes'])} since {_at(out, task['started_at'])}")
         )
+    if task.get("preparing"):
+        lines.append(_labelled("Prepares", pulling_words(task["preparing"])))
     if task.get("wait"):
         lines.append(_labelled("Waits", _waits(out, task["wait"])))
     if task.get("reserved"):
@@ -132,6 +134,17 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
     if attempts:
         lines += attempts_table(out, attempts, task["phase"])
     return lines
+
+
+def pulling_words(preparing: Row) -> str:
+    """How much has arrived of an image: `pulling image, 41 % (2 of 7 layers, 1.2 of 2.9 GiB)`."""
+    done, total = preparing["bytes_done"], preparing["bytes_total"]
+    layers = f"{preparing['layers_done']} of {count_of(preparing['layers'], 'layer')}"
+    if not total:
+        return f"pulling image ({layers})"
+    unit, name = (2**30, "GiB") if total >= 2**30 else (2**20, "MiB")
+    amounts = f"{done / unit:.1f} of {total / unit:.1f} {name}"
+    return f"pulling image, {done * 100 // total} % ({layers}, {amounts})"
 
 
 def _title(task: Row) -> str:
@@ -327,6 +340,8 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
         ]
         lines += out.table(["POOL", "CODE", "ASKED", "NUMBERS"], rows, right="ASKED")
         lines += [line for wait in pools if (line := _share_line(wait))]
+    if why.get("preparing"):
+        lines.append(_labelled("Prepares", pulling_words(why["preparing"])))
     if why.get("reserved"):
         lines.append(_labelled("Waits for", reserved_words(out, why["reserved"])))
     if why.get("unblock"):

@@ -281,6 +281,13 @@ class Cell:
             self.exits(name, index, replica=one, **how)
             self.releases(name, index, replica=one)
 
+    def prepares(self, name: str, index: int = 0, replica: int = 0) -> None:
+        """Report that something has arrived of the image of a replica."""
+        about = self._about(self.task(name, index), replica)
+        self.claim(
+            nev.TaskPreparingV1(**about, layers=2, layers_done=1, bytes_done=10, bytes_total=20)
+        )
+
     def never_starts(
         self,
         name: str,

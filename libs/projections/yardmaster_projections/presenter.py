@@ -124,6 +124,20 @@ def _dropped(row: Dropped | None) -> api.DropShown | None:
     )
 
 
+def _preparing(row: TaskRow) -> api.PreparingShown | None:
+    found = row.preparing
+    if found is None or row.phase is not api.Phase.STARTING:
+        return None
+    return api.PreparingShown(
+        replica=found.replica,
+        layers=found.layers,
+        layers_done=found.layers_done,
+        bytes_done=found.bytes_done,
+        bytes_total=found.bytes_total,
+        reported_at=rfc3339(found.at_ms),
+    )
+
+
 def _reserved(row: Reserved | None) -> api.ReservedShown | None:
     if row is None:
         return None
@@ -207,6 +221,7 @@ class Presenter:
             restarts=row.restarts,
             params=params,
             progress_permille=row.progress_permille,
+            preparing=_preparing(row),
             submitted_at=rfc3339(job.submitted_at_ms),
             admitted_at=optional_time(job.admitted_at_ms),
             started_at=optional_time(row.started_at_ms),
@@ -311,6 +326,7 @@ class Presenter:
         return api.Explain(
             task_id=row.task_id,
             phase=row.phase,
+            preparing=_preparing(row),
             wait_class=wait.wait_class if wait is not None else None,
             pools=pools,
             unblock=UNBLOCK.get(wait.code) if wait is not None else None,

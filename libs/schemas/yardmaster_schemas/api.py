@@ -474,6 +474,20 @@ class CheckpointShown(Answer):
     at: At
 
 
+class PreparingShown(Answer):
+    """How much has arrived of the image of a starting task, on the node of one replica.
+
+    `bytes_total` counts the layers whose size is known yet.
+    """
+
+    replica: int
+    layers: int
+    layers_done: int
+    bytes_done: int
+    bytes_total: int
+    reported_at: At
+
+
 class Task(Answer):
     """The unit of scheduling; `gpu_milli` is the sum over all replicas."""
 
@@ -504,6 +518,7 @@ class Task(Answer):
     restarts: int
     params: dict[str, JsonValue] | None
     progress_permille: int | None
+    preparing: PreparingShown | None = None
     submitted_at: At
     admitted_at: At | None
     started_at: At | None
@@ -634,6 +649,7 @@ class Explain(Answer):
 
     task_id: TaskId
     phase: Phase
+    preparing: PreparingShown | None = None
     wait_class: WaitClass | None
     pools: list[PoolWait]
     reserved: ReservedShown | None = None

@@ -6,9 +6,40 @@ at most once per interval; of the reports made meanwhile only the newest is sent
 
 import asyncio
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
+from yardmaster_node_agent.executors.port import FetchProgress
 from yardmaster_runtime.clock import Clock
+
+#: Seconds from one report of a pull to the next, for the first `FAST_REPORTS` reports and after.
+FAST_S: Final = 5.0
+SLOW_S: Final = 30.0
+FAST_REPORTS: Final = 12
+#: The most reports of one pull, which then has lasted for more than 8 hours.
+MAX_REPORTS: Final = 1000
+
+
+class PullReports:
+    """Limits the reports of a pull: each is due some time after the last one.
+
+    Nothing is reported later than it was offered. So there is no report without bytes that have
+    just arrived, and a stalled pull is not mistaken for a slow one.
+    """
+
+    def __init__(self, clock: Clock, send: Callable[[FetchProgress], None]) -> None:
+        self._clock = clock
+        self._send = send
+        self._sent = 0
+        self._due_s = clock.monotonic_s()
+
+    def offer(self, progress: FetchProgress) -> None:
+        """Send the report if it is due, else drop it."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._due_s or self._sent >= MAX_REPORTS:
+            return
+        self._sent += 1
+        self._due_s = now_s + (FAST_S if self._sent < FAST_REPORTS else SLOW_S)
+        self._send(progress)
 
 
 class Count(Protocol):

@@ -35,6 +35,7 @@ from yardmaster_node_agent.environment import task_environment
 from yardmaster_node_agent.errors import ExecutorFailed, RunRefused
 from yardmaster_node_agent.executors.port import (
     Execution,
+    FetchProgress,
     Launch,
     Phase,
     ReplicaFiles,
@@ -43,7 +44,7 @@ from yardmaster_node_agent.executors.port import (
 from yardmaster_node_agent.lease import FenceExpired
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.output import OutputShipper
-from yardmaster_node_agent.pacing import PacedReport
+from yardmaster_node_agent.pacing import PacedReport, PullReports
 from yardmaster_node_agent.ports import AgentContext
 from yardmaster_node_agent.reports import Fact
 from yardmaster_runtime.telemetry.tracing import (
@@ -61,6 +62,7 @@ from yardmaster_schemas.events.node_events import (
     RunIdentity,
     SlotsReleasedV1,
     TaskExitedV1,
+    TaskPreparingV1,
     TaskProgressedV1,
     TaskStartedV1,
 )
@@ -291,11 +293,12 @@ class Supervision:
         if launch.run.image is None:
             return launch
         fetched = launch
+        reports = PullReports(self._clock, self._report_preparing)
 
         async def fetch() -> None:
             nonlocal fetched
             executor = self._context.ports.executor
-            fetched = await executor.fetch(launch, lambda _: None)
+            fetched = await executor.fetch(launch, reports.offer)
 
         await first_of(fetch(), self._stopping.wait())
         return fetched
@@ -592,6 +595,16 @@ class Supervision:
             self._save(durable=False)
 
         self._report("checkpoint", event, on_logged=on_logged)
+
+    def _report_preparing(self, progress: FetchProgress) -> None:
+        event = TaskPreparingV1(
+            **self._fact_fields(),
+            layers=progress.layers,
+            layers_done=progress.layers_done,
+            bytes_done=progress.bytes_done,
+            bytes_total=progress.bytes_total,
+        )
+        self._report("preparing", event)
 
     def _report_progress(self) -> None:
         self._report("progress", TaskProgressedV1(**self._fact_fields(), permille=self._permille))

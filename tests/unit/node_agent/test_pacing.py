@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from yardmaster_node_agent.pacing import PacedReport
+from yardmaster_node_agent.executors.port import FetchProgress
+from yardmaster_node_agent.pacing import MAX_REPORTS, PacedReport, PullReports
 from yardmaster_runtime.clock import ManualClock
 
 
@@ -82,3 +83,25 @@ async def test_after_a_hurry_the_next_report_is_sent_at_once_and_the_one_after_i
     sent.offer(3, 4)
     assert sent.values == [1, 2, 3]
     assert await sent.after(10) == [1, 2, 3, 4]
+
+
+def test_a_pull_is_reported_every_5_s_then_every_30_s_and_at_most_1000_times() -> None:
+    clock, sent = ManualClock(), list[FetchProgress]()
+    reports = PullReports(clock, sent.append)
+    at_s: list[float] = []
+    for second in range(12 * 3600):
+        before = len(sent)
+        reports.offer(FetchProgress(bytes_done=second))
+        at_s += [second] * (len(sent) - before)
+        clock.advance(1)
+    assert at_s[:13] == [*range(0, 60, 5), 85]
+    assert len(sent) == MAX_REPORTS
+
+
+def test_a_pull_that_does_not_move_is_not_reported() -> None:
+    clock, sent = ManualClock(), list[FetchProgress]()
+    reports = PullReports(clock, sent.append)
+    reports.offer(FetchProgress(bytes_done=1))
+    reports.offer(FetchProgress(bytes_done=2))
+    clock.advance(1000)
+    assert [each.bytes_done for each in sent] == [1]

@@ -725,6 +725,29 @@ async def test_a_revoked_allocation_waits_again_but_keeps_its_slots() -> None:
     assert list((await node(store)).held) == [(TASK, 0)]
 
 
+async def test_the_pull_of_an_image_is_shown_for_its_task() -> None:
+    log = cell()
+    admit(log)
+    log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)))
+    log.claim(
+        n.TaskPreparingV1(
+            task_id=TASK,
+            attempt=1,
+            replica=0,
+            node="n1",
+            incarnation=logs.incarnation(),
+            layers=7,
+            layers_done=2,
+            bytes_done=41,
+            bytes_total=100,
+        )
+    )
+    log.scheduler.cycle()
+    row = await task(await viewed(log))
+    assert row.preparing is not None
+    assert (row.preparing.layers_done, row.preparing.bytes_done) == (2, 41)
+
+
 async def test_progress_shows_and_leaves_no_trail() -> None:
     log = cell()
     running(log)

@@ -13,6 +13,7 @@ from yardmaster_projections.rows import (
     Dropped,
     Ended,
     NodeRow,
+    Preparing,
     RankRow,
     ReplicaRow,
     Reserved,
@@ -112,6 +113,20 @@ def _checkpoint_done_v1(draft: Draft, envelope: Envelope[n.CheckpointDoneV1], _:
     draft.change_task(task, checkpoint=checkpoint, checkpoint_at_ms=draft.now_ms)
 
 
+def _task_preparing_v1(draft: Draft, envelope: Envelope[n.TaskPreparingV1], _: object) -> None:
+    data = envelope.data
+    task = _task(draft, data, envelope.type)
+    preparing = Preparing(
+        replica=data.replica,
+        layers=data.layers,
+        layers_done=data.layers_done,
+        bytes_done=data.bytes_done,
+        bytes_total=data.bytes_total,
+        at_ms=draft.now_ms,
+    )
+    draft.change_task(task, preparing=preparing)
+
+
 def _task_progressed_v1(draft: Draft, envelope: Envelope[n.TaskProgressedV1], _: object) -> None:
     task = _task(draft, envelope.data, envelope.type)
     draft.change_task(task, progress_permille=envelope.data.permille)
@@ -187,6 +202,7 @@ def _slots_allocated_v1(draft: Draft, envelope: Envelope[d.SlotsAllocatedV1], _:
         started_at_ms=None,
         stopping=None,
         progress_permille=None,
+        preparing=None,
         not_before_ms=0,
     )
 
@@ -376,6 +392,7 @@ PROJECTED: Final[Mapping[type[Event], Callable[[Draft, Envelope[Any], Any], None
     n.NodeJoinedV1: _node_joined_v1,
     n.NodeDrainedV1: _node_drained_v1,
     n.TaskStartedV1: _task_started_v1,
+    n.TaskPreparingV1: _task_preparing_v1,
     n.CheckpointDoneV1: _checkpoint_done_v1,
     n.TaskProgressedV1: _task_progressed_v1,
     n.TaskExitedV1: _task_exited_v1,
@@ -398,6 +415,6 @@ PROJECTED: Final[Mapping[type[Event], Callable[[Draft, Envelope[Any], Any], None
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {d.AllocationUnwritableV1, d.NodeSilenceObservedV1}
 )
-#: Events that no history contains: one type has too many, the other is about a shape and not about
-#: a task.
-NOT_IN_HISTORY: Final = (n.TaskProgressedV1, d.TaskUnschedulableV1)
+#: Events that no history contains: of two types there are too many, the other is about a shape and
+#: not about a task.
+NOT_IN_HISTORY: Final = (n.TaskPreparingV1, n.TaskProgressedV1, d.TaskUnschedulableV1)

@@ -180,6 +180,18 @@ class JobRow(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preparing:
+    """How much has arrived of the image of a replica, as its agent reported it at `at_ms`."""
+
+    replica: int
+    layers: int
+    layers_done: int
+    bytes_done: int
+    bytes_total: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow(Row):
     """The present state of a task."""
 
@@ -208,6 +220,8 @@ class TaskRow(Row):
     checkpoint: Checkpoint | None = None
     checkpoint_at_ms: int = 0
     progress_permille: int | None = None
+    #: How much has arrived of the image of the present attempt; the newest report of any replica.
+    preparing: Preparing | None = None
     end: Ended | None = None
 
     @property

@@ -156,6 +156,26 @@ class TaskStartedV1(Event):
     run: RunIdentity
 
 
+@event(NODE_EVENTS, name="TaskPreparing")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPreparingV1(Event):
+    """The image of a replica is being pulled, and something has arrived since the last report.
+
+    `bytes_total`: the bytes of those layers whose size is known yet. An agent writes at most one in
+    5 s and at most 1,000 of a replica. Each delays the start timeout of the attempt.
+    """
+
+    task_id: TaskId
+    attempt: Positive
+    replica: ReplicaIndex
+    node: Name
+    incarnation: Incarnation
+    layers: Count
+    layers_done: Count
+    bytes_done: Count
+    bytes_total: Count
+
+
 @event(NODE_EVENTS, name="CheckpointDone")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDoneV1(Event):

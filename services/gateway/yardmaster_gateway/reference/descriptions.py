@@ -141,6 +141,13 @@ _RESERVED: Final = {
     "until_at": _AT,
     "reserved_at": _AT,
 }
+_PREPARING: Final = {
+    "replica": 0,
+    "layers": 7,
+    "layers_done": 2,
+    "bytes_done": 1_288_490_188,
+    "bytes_total": 3_142_676_019,
+}
 _CHECKPOINT: Final = {"uri": f"s3://runs/{_JOB}/step-12000", "step": 12_000, "at": _AT}
 _END: Final = {
     **{"outcome": "failed", "code": "exit", "exit_code": 3, "signal": None},
@@ -419,6 +426,18 @@ ANSWERS: Final[Texts] = {
     "preferred": ("Not supported yet.", None),
     "prev": ("The digest of the commit before it.", _SHA256),
     "priority": ("A smaller number is a higher priority.", 42),
+    "preparing": (
+        "How much has arrived of its image, while it is pulled for a start; else null.",
+        {**_PREPARING, "reported_at": _AT},
+    ),
+    "layers": ("The layers of the image.", _PREPARING["layers"]),
+    "layers_done": ("The layers that are ready for use.", _PREPARING["layers_done"]),
+    "bytes_done": ("The bytes that have arrived.", _PREPARING["bytes_done"]),
+    "bytes_total": (
+        "The bytes of the layers whose size is known yet.",
+        _PREPARING["bytes_total"],
+    ),
+    "reported_at": ("When the agent reported it.", _AT),
     "progress_permille": ("The progress that the task reported, in thousandths.", 350),
     "project": ("The name of the project.", "nlp"),
     "projects": ("The projects of the department.", ["nlp", "vision"]),

@@ -94,14 +94,15 @@ class LayerTally:
             return False
         detail = message.get("progressDetail")
         phase = (layer, status, int((detail or {}).get("current", 0)))
+        if not layer or status.startswith("Pulling from"):
+            return False
         moved, self._phase = phase != self._phase, phase
-        if layer and not status.startswith("Pulling from"):
-            _, had, total = self._layers.get(layer, ("", 0, 0))
-            if status == "Downloading" and detail:
-                had, total = phase[2], int(detail.get("total", 0))
-            elif status in ("Download complete", "Pull complete"):
-                had = total
-            self._layers[layer] = (status, had, total)
+        _, had, total = self._layers.get(layer, ("", 0, 0))
+        if status == "Downloading" and detail:
+            had, total = phase[2], int(detail.get("total", 0))
+        elif status in ("Download complete", "Pull complete"):
+            had = total
+        self._layers[layer] = (status, had, total)
         return moved
 
     @property

@@ -5,7 +5,14 @@ from typing import Any
 import pytest
 
 from yardmaster_cli.output.columns import reason
-from yardmaster_cli.output.describe import END_TEXTS, explain_lines, needs, numbers, task_lines
+from yardmaster_cli.output.describe import (
+    END_TEXTS,
+    explain_lines,
+    needs,
+    numbers,
+    pulling_words,
+    task_lines,
+)
 from yardmaster_cli.output.formats import Output
 from yardmaster_schemas.reasons import EndCode
 
@@ -43,6 +50,14 @@ def task(**given: Any) -> dict[str, Any]:
     return base | given
 
 
+PREPARING = {
+    "replica": 0,
+    "layers": 7,
+    "layers_done": 2,
+    "bytes_done": 1_288_490_188,
+    "bytes_total": 3_142_676_019,
+    "reported_at": "2026-01-01T09:42:00Z",
+}
 WAIT = {
     "code": "insufficient_free",
     "wait_class": "not_now",
@@ -351,3 +366,14 @@ def test_explain_says_what_a_pool_lacks_in_words_that_can_be_read(
     pools = [{**wait, "about": about, "asked_milli": 1000}]
     why = {"task_id": "x.0", "phase": "pending", "pools": pools}
     assert explain_lines(out(), why, None)[2] == line
+
+
+def test_a_pull_is_shown_in_percent_with_its_layers_and_bytes() -> None:
+    text = "pulling image, 40 % (2 of 7 layers, 1.2 of 2.9 GiB)"
+    assert pulling_words(PREPARING) == text
+    started = task(phase="starting", preparing=PREPARING, nodes=["n1"])
+    assert f"Prepares    {text}" in "\n".join(task_lines(out(), started, []))
+
+
+def test_a_pull_of_unknown_size_is_shown_by_its_layers() -> None:
+    assert pulling_words(PREPARING | {"bytes_total": 0}) == "pulling image (2 of 7 layers)"

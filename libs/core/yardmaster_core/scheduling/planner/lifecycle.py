@@ -214,21 +214,23 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
             stop = Stop(code=StopCode.TIME_LIMIT, numbers=numbers)
             return _stop(state, task, run, stop, grace_s=spec.grace_s)
     config = state.pools[run.pool_name].config
-    if task.phase is Phase.STARTING and config is not None:
-        waited_ms = state.now_ms - run.allocated_ms
-        if waited_ms >= config.start_timeout_s * 1000:
-            numbers = {
-                "active": run.started,
-                "needed": len(replicas),
-                "limit_s": config.start_timeout_s,
-            }
-            return AllocationRevokedV1(
-                task_id=task.id,
-                attempt=run.number,
-                nodes=run.nodes,
-                stop=Stop(code=StopCode.START_TIMEOUT, numbers=numbers),
-                late=run.late_nodes,
-            )
+    if (
+        task.phase is Phase.STARTING
+        and config is not None
+        and state.now_ms >= run.start_due_ms(config.start_timeout_s)
+    ):
+        numbers = {
+            "active": run.started,
+            "needed": len(replicas),
+            "limit_s": config.start_timeout_s,
+        }
+        return AllocationRevokedV1(
+            task_id=task.id,
+            attempt=run.number,
+            nodes=run.nodes,
+            stop=Stop(code=StopCode.START_TIMEOUT, numbers=numbers),
+            late=run.late_nodes,
+        )
     return _drain(state, task, run) or _off_disabled(state, task, run)
 
 

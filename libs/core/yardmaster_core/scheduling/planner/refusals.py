@@ -18,6 +18,7 @@ from yardmaster_schemas.topics import NODE_EVENTS
 
 ReplicaClaim = (
     nev.TaskStartedV1
+    | nev.TaskPreparingV1
     | nev.CheckpointDoneV1
     | nev.TaskProgressedV1
     | nev.TaskExitedV1
@@ -103,6 +104,8 @@ def _replica(state: ClusterState, event: ReplicaClaim) -> RefusalCode | None:
     was = run.replicas[event.replica]
     if was >= ReplicaState.RELEASED:
         return RefusalCode.STALE_ATTEMPT
+    if isinstance(event, nev.TaskPreparingV1):
+        return None if was == ReplicaState.ALLOCATED else RefusalCode.CONTRADICTION
     if isinstance(event, nev.TaskStartedV1):
         return None if was == ReplicaState.ALLOCATED else RefusalCode.REPEATED
     if isinstance(event, nev.SlotsReleasedV1):

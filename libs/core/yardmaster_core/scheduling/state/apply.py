@@ -68,6 +68,7 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     nev.NodeJoinedV1: nodes.node_joined_v1,
     nev.NodeDrainedV1: nodes.node_drained_v1,
     nev.TaskStartedV1: reports.task_started_v1,
+    nev.TaskPreparingV1: reports.task_preparing_v1,
     nev.CheckpointDoneV1: reports.checkpoint_done_v1,
     nev.TaskProgressedV1: reports.task_progressed_v1,
     nev.TaskExitedV1: reports.task_exited_v1,

@@ -41,7 +41,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait
 
-FORMAT: Final = 7
+FORMAT: Final = 8
 Plain = dict[str, Any]
 
 
@@ -237,6 +237,7 @@ def _dump_run(run: Attempt) -> Plain:
         "failure": run.failure,
         "failed_nodes": list(run.failed_nodes),
         "passed_others": run.passed_others,
+        "prepared_ms": run.prepared_ms,
     }
 
 
@@ -482,6 +483,7 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     run.failure = None if failure is None else StartFailure(failure)
     run.failed_nodes = tuple(row["failed_nodes"])
     run.passed_others = row["passed_others"]
+    run.prepared_ms = row["prepared_ms"]
     reopen(state, task, run)
     spec = task.job.spec
     if spec.preemptible:

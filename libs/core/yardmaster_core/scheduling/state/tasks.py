@@ -5,6 +5,7 @@ an event. The `facts` of each object are what the state's digest covers.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks, QueueKey
 from yardmaster_core.scheduling.state.phases import Phase, ReplicaState
@@ -14,6 +15,10 @@ from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import Checkpoint, Placement
 from yardmaster_schemas.events.requests import DetailsRef
 from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait, WaitCode
+
+#: Agents report at least once in 30 s that something of an image has arrived, so a pull counts as
+#: stalled after twice this time at the earliest.
+LEAST_QUIET_S: Final = 60
 
 #: A pool, and why a task is pending in it, or `Phase.RUNNING`.
 CountedAs = tuple[str, WaitCode | Phase]
@@ -25,6 +30,7 @@ class Attempt:
     __slots__ = (
         *("allocated_ms", "done", "exit_code", "failed_nodes", "failure", "fence_s", "number"),
         *("open", "out_of_memory", "overdue", "passed_others", "placements", "pool_name", "port"),
+        "prepared_ms",
         "replicas",
         *("running_ms", "signal", "started", "stop", "stop_deadline_ms", "zero_exits"),
     )
@@ -44,6 +50,8 @@ class Attempt:
         self.allocated_ms = now_ms
         #: After this many seconds without contact the agents kill the attempt; 0: never.
         self.fence_s = 0
+        #: When something last arrived of an image that is pulled for a replica; 0: never.
+        self.prepared_ms = 0
         #: When the last replica started; 0 before.
         self.running_ms = 0
         #: A `ReplicaState` for each replica.
@@ -95,7 +103,19 @@ class Attempt:
             facts = (*facts, self.failure, self.failed_nodes)
         if self.overdue:
             facts = (*facts, "overdue")
+        if self.prepared_ms:
+            facts = (*facts, "prepared", self.prepared_ms)
         return (*facts, "on reserved slots") if self.passed_others else facts
+
+    def start_due_ms(self, limit_s: int) -> int:
+        """When all replicas must have started, if `limit_s` is the limit of the pool.
+
+        While an image is pulled, the limit counts from the last report about it.
+        """
+        due_ms = self.allocated_ms + limit_s * 1000
+        if not self.prepared_ms:
+            return due_ms
+        return max(due_ms, self.prepared_ms + max(limit_s, LEAST_QUIET_S) * 1000)
 
     @property
     def frees_slots(self) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster_core.scheduling.state.tasks import LEAST_QUIET_S
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events.requests import ExitZero
@@ -497,3 +498,39 @@ def test_an_attempt_that_ended_in_time_does_not_exceed_its_time_limit() -> None:
     cell.releases("job")
     cell.cycle()
     assert cell.phase("job") == "succeeded"
+
+
+def test_the_start_timeout_counts_from_the_last_report_of_an_image_that_arrives() -> None:
+    cell = Cell(start_timeout_s=100)
+    cell.node("n1", gpus=1)
+    cell.submit("job")
+    cell.cycle()
+    for _ in range(3):
+        assert cell.cycle(after_s=80) == []
+        cell.prepares("job")
+        cell.cycle()
+    cell.prepares("job")
+    assert cell.cycle() == []
+    assert cell.cycle(after_s=99) == []
+    assert only(cell.cycle(after_s=1), dec.AllocationRevokedV1).stop.code == "start_timeout"
+
+
+def test_a_pull_that_arrives_outlives_a_start_timeout_below_the_interval_of_its_reports() -> None:
+    cell = Cell(start_timeout_s=10)
+    cell.node("n1", gpus=1)
+    cell.submit("job")
+    cell.cycle()
+    cell.prepares("job")
+    cell.cycle()
+    assert cell.cycle(after_s=LEAST_QUIET_S - 1) == []
+    assert only(cell.cycle(after_s=1), dec.AllocationRevokedV1).stop.code == "start_timeout"
+
+
+def test_an_image_that_arrives_after_the_start_is_a_contradiction() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("job")
+    running(cell, "job")
+    cell.prepares("job")
+    cell.cycle()
+    assert [code for _, code in cell.refused] == ["contradiction"]

@@ -178,3 +178,16 @@ def test_observations_are_kept_across_a_restart() -> None:
     restarted(cell)
     assert cell.state.nodes["n1"].silent_ms == cell.now_ms - 30_000
     assert cell.state.sources[agent_source("n1", "0" * 12)][0] == 1
+
+
+def test_the_last_report_of_a_pull_is_kept() -> None:
+    cell = Cell(start_timeout_s=100)
+    cell.node("n1")
+    cell.submit("job")
+    cell.cycle()
+    cell.cycle(after_s=90)
+    cell.prepares("job")
+    cell.cycle()
+    restarted(cell)
+    assert cell.cycle(after_s=99) == []
+    assert kinds(cell.cycle(after_s=1)) == ["AllocationRevoked"]

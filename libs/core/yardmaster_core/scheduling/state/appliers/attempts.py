@@ -158,7 +158,7 @@ def watch_start(state: ClusterState, task: Task, run: Attempt) -> None:
     """Set the deadline by which an attempt must have started."""
     config = state.pools[run.pool_name].config
     limit_s = config.start_timeout_s if config is not None else 300
-    state.deadline(run.allocated_ms + limit_s * 1000, Due.START, task.id, run.number)
+    state.deadline(run.start_due_ms(limit_s), Due.START, task.id, run.number)
 
 
 def watch_expiry(state: ClusterState, task: Task) -> None:

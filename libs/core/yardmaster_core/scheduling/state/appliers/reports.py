@@ -5,6 +5,7 @@ from yardmaster_core.scheduling.state.appliers.attempts import (
     note_accepted,
     run_of,
     schedule_decision,
+    watch_start,
 )
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Due, Phase, ReplicaState
@@ -37,6 +38,15 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
         if limit is not None:
             left = max(0, limit * 1000 - task.ran_ms)
             state.deadline(state.now_ms + left, Due.TIME_LIMIT, task.id, run.number)
+
+
+def task_preparing_v1(state: ClusterState, event: nev.TaskPreparingV1, record_id: str) -> None:
+    note_accepted(state, record_id)
+    task, run = run_of(state, event.task_id, event.attempt)
+    run.prepared_ms = state.now_ms
+    state.dirty[task] = None
+    if task.phase is Phase.STARTING:
+        watch_start(state, task, run)
 
 
 def checkpoint_done_v1(state: ClusterState, event: nev.CheckpointDoneV1, record_id: str) -> None:
