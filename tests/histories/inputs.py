@@ -371,7 +371,13 @@ class _Inputs:
         return {
             "number": self.number(),
             "how": chance.choice(
-                ({"exit_code": 0}, {"exit_code": 0}, {"exit_code": 3}, {"signal": 9})
+                (
+                    {"exit_code": 0},
+                    {"exit_code": 0},
+                    {"exit_code": 3},
+                    {"exit_code": 255},
+                    {"signal": 9},
+                )
             ),
             "done": chance.choice((True, False)),
             "free": chance.choice((True, True, False)),

@@ -236,7 +236,11 @@ class HistoryPlayer:
     def exit(self, *, number: int, how: dict[str, Any], done: bool, free: bool) -> None:
         for _, about in self.one_of(number, ReplicaState.STARTED):
             oom = "signal" in how and done
-            self.claim(nev.TaskExitedV1(**about, **how, done=done, out_of_memory=oom))
+            engine = how.get("exit_code") == 255
+            exited = nev.TaskExitedV1(
+                **about, **how, done=done, out_of_memory=oom, engine_restarted=engine
+            )
+            self.claim(exited)
             if free:
                 self.claim(nev.SlotsReleasedV1(**about))
 

@@ -258,8 +258,8 @@ def refusal_words(refusal: Row) -> str:
     return f"{text}: {shown}" if shown else text
 
 
-#: The end of an attempt whose node was lost: no stop was requested, so the attempt has no `stop`.
-_NODE_LOST: Final = "node_lost"
+#: Ends of attempts that no stop was requested for, and that are not the task's own.
+_OF_NODE: Final = ("node_lost", "engine_restarted")
 
 
 def attempts_table(out: Output, attempts: Sequence[Row], phase: str) -> list[str]:
@@ -271,8 +271,8 @@ def attempts_table(out: Output, attempts: Sequence[Row], phase: str) -> list[str
         by = NOTHING
         if stop:
             by = f"{stop['code']} for {stop['for_task']}" if stop.get("for_task") else stop["code"]
-        elif one.get("end") == _NODE_LOST:
-            by = _NODE_LOST
+        elif one.get("end") in _OF_NODE:
+            by = one["end"]
         rows.append(
             [
                 one["attempt"],
@@ -290,7 +290,7 @@ def _attempt_end(attempt: Row, *, over: bool) -> str:
     """The end of an attempt; if a stopped attempt is over and the task is not, it was requeued."""
     if attempt.get("end") is None:
         return "running" if attempt.get("started_at") else "starting"
-    stopped = attempt.get("stop") or attempt["end"] == _NODE_LOST
+    stopped = attempt.get("stop") or attempt["end"] in _OF_NODE
     return "requeued" if over and stopped else str(attempt["end"])
 
 

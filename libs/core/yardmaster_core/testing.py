@@ -251,6 +251,7 @@ class Cell:
         exit_code: int | None = 0,
         signal: int | None = None,
         out_of_memory: bool = False,
+        engine_restarted: bool = False,
         done: bool = False,
     ) -> None:
         """Report that the process of `replica` ended; None: of every replica. The slots are still
@@ -260,7 +261,12 @@ class Cell:
         for about in self._replicas(name, index, replica):
             self.claim(
                 nev.TaskExitedV1(
-                    **about, exit_code=code, signal=signal, out_of_memory=out_of_memory, done=done
+                    **about,
+                    exit_code=code,
+                    signal=signal,
+                    out_of_memory=out_of_memory,
+                    engine_restarted=engine_restarted,
+                    done=done,
                 )
             )
 

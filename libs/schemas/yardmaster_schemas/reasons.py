@@ -128,6 +128,7 @@ class EndCode(StrEnum):
     START_TIMEOUT = "start_timeout"
     NODE_DRAINED = "node_drained"
     NODE_LOST = "node_lost"
+    ENGINE_RESTARTED = "engine_restarted"
     SLOT_DISABLED = "slot_disabled"
     PAUSED = "paused"
     CANCELLED = "cancelled"

@@ -157,6 +157,7 @@ class Exit:
 
     `lost`: the exit is not known. `fenced`: the runner killed it because the fence had expired.
     `out_of_memory`: it, or a process that it started, exceeded its memory and was killed.
+    `engine_restarted`: the container engine ended it, because it was restarted.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -166,6 +167,7 @@ class Exit:
     lost: bool = False
     fenced: bool = False
     out_of_memory: bool = False
+    engine_restarted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

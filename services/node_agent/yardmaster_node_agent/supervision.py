@@ -624,6 +624,7 @@ class Supervision:
                 exit_code=exit_.exit_code,
                 signal=exit_.signal,
                 out_of_memory=exit_.out_of_memory,
+                engine_restarted=exit_.engine_restarted and self.replica.stop is None,
                 done=self.replica.done,
             )
             events = (exited, released)

@@ -286,7 +286,8 @@ class Cluster:
                 self.started(fed, body)
             case TaskExitedV1():
                 attempt = self._placed(body)
-                if attempt is not None and body.exit_code != 0:
+                own_success = body.exit_code == 0 and not body.engine_restarted
+                if attempt is not None and not own_success:
                     self.break_gang(attempt, f"replica {body.replica} failed")
             case SlotsReleasedV1():
                 attempt = self._placed(body)

@@ -209,7 +209,8 @@ class TaskExitedV1(Event):
     """A replica's process ended: by itself, by a signal or out of memory.
 
     Exactly one of `exit_code` and `signal` is set. `done`: the task reported through the SDK that
-    its work is finished, which exit code 0 after a stop does not mean.
+    its work is finished, which exit code 0 after a stop does not mean. `engine_restarted`: the
+    container engine ended it when it was restarted, whatever the exit.
     """
 
     task_id: TaskId
@@ -220,6 +221,7 @@ class TaskExitedV1(Event):
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     signal: Annotated[int, Field(ge=1, le=64)] | None = None
     out_of_memory: bool = False
+    engine_restarted: bool = False
     done: bool = False
 
     def __post_init__(self) -> None:

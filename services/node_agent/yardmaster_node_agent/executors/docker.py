@@ -26,7 +26,13 @@ from typing import Any, Final, Literal, TypeVar
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.directory import ReplicaDirectory
-from yardmaster_node_agent.executors.engine import PROBE_S, Engine, EngineAway, EngineRefused
+from yardmaster_node_agent.executors.engine import (
+    PROBE_S,
+    Engine,
+    EngineAway,
+    EngineRefused,
+    seconds_of,
+)
 from yardmaster_node_agent.executors.images import Images, PullFailed
 from yardmaster_node_agent.executors.port import (
     Capabilities,
@@ -56,6 +62,10 @@ OWNER_BYTES: Final = 6
 MAX_PIDS: Final = 4096
 #: Shared memory of a container without a memory limit; with one, the half of it, and at most this.
 MAX_SHM_BYTES: Final = 8 * 2**30
+#: The exit code that an engine gives to a container that it does not find when it starts.
+ENGINE_LOST: Final = 255
+#: Seconds within which an engine that stops has ended its containers.
+ENGINE_STOP_S: Final = 15.0
 #: Pauses (s) between two questions to an engine that does not answer.
 PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 #: The engine's log keeps this much output of a container for an agent that is away.
@@ -72,7 +82,7 @@ class _Patience:
     """Asks an engine until it answers."""
 
     def __init__(self, clock: Clock, telemetry: Telemetry) -> None:
-        self._clock = clock
+        self.clock = clock
         self._telemetry = telemetry
         self._away = False
         self._unanswered = telemetry.counter(
@@ -110,7 +120,7 @@ class _Patience:
 
     async def pause(self, tries: int = 0) -> None:
         """Wait before the engine is asked again; longer after more `tries`."""
-        await self._clock.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
+        await self.clock.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
 
 
 class ContainerExecution:
@@ -132,15 +142,41 @@ class ContainerExecution:
         """Copy the output until the container has ended."""
         while True:
             await asyncio.gather(*(self._copy(stream) for stream in _STREAMS))
-            state = await self._state()
-            if state is None:
+            copied_ms = self._patience.clock.now_ms()
+            found = await self._patience.answer(lambda: self._engine.inspect(self.identity.id))
+            if found is None:
                 return Exit(signal=signal.SIGKILL, lost=True)
-            if _has_ended(state):
+            if _has_ended(found["State"]):
                 # The engine may end a stream before it has sent the last output.
                 for stream in _STREAMS:
                     await self._patience.answer(partial(self._copy, stream, follow=False))
-                return _exit_of(state)
+                exit_ = _exit_of(found["State"])
+                by_engine = partial(self._by_engine, found, exit_, copied_ms)
+                return replace(exit_, engine_restarted=await self._patience.answer(by_engine))
             await self._patience.pause()
+
+    async def _by_engine(self, found: Mapping[str, Any], exit_: Exit, copied_ms: int) -> bool:
+        """Return whether the engine ended the container, and not its program or this agent.
+
+        An engine that stops also stops its containers. One that starts stops those that still run,
+        and gives exit code 255 to those that ended with the machine. A program may end with any
+        code when it is stopped, also with 0.
+
+        Args:
+            copied_ms: when the engine ceased to send output, before it said that the container has
+                ended.
+        """
+        if exit_.out_of_memory:
+            return False
+        remembered = await self._engine.remembered(found["Id"], found["Created"])
+        if remembered:
+            return "stop" in remembered
+        ended_s = float(seconds_of(found["State"]["FinishedAt"]))
+        if await self._engine.remembers_before(ended_s - ENGINE_STOP_S):
+            return False  # it runs since before the end: it has forgotten the start
+        if exit_.exit_code == ENGINE_LOST or exit_.signal in (signal.SIGTERM, signal.SIGKILL):
+            return True
+        return -2 < ended_s - copied_ms / 1000 < ENGINE_STOP_S
 
     async def gone(self) -> None:
         """Wait until the container has ended, and its output was copied."""
@@ -175,10 +211,6 @@ class ContainerExecution:
         except EngineAway:
             if not follow:
                 raise
-
-    async def _state(self) -> Mapping[str, Any] | None:
-        found = await self._patience.answer(lambda: self._engine.inspect(self.identity.id))
-        return None if found is None else found["State"]
 
 
 class DockerExecutor:

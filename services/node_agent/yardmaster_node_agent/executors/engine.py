@@ -165,14 +165,33 @@ class Engine:
 
     async def was_started(self, container_id: str, created: str) -> bool:
         """Return whether the engine remembers that it started a container since its creation."""
-        filters = {"container": [container_id], "event": ["start"], "type": ["container"]}
+        return "start" in await self.remembered(container_id, created)
+
+    async def remembered(self, container_id: str, created: str) -> set[str]:
+        """Return what the engine remembers of a container since its creation: `start`, `stop`.
+
+        `stop` is a stop by the engine itself or by `docker stop`; a signal is none. The engine
+        remembers its last 256 events, and none from before its own start.
+        """
+        events = ["start", "stop"]
+        filters = {"container": [container_id], "event": events, "type": ["container"]}
         now = str((await self._ask("GET", "/info"))["SystemTime"])
-        query = {
-            "since": seconds_of(created),
-            "until": seconds_of(now),
-            "filters": json.dumps(filters),
-        }
-        return bool(await self._ask("GET", "/events", query))
+        found = await self._events(seconds_of(created), seconds_of(now), filters)
+        return {str(each["Action"]) for each in found}
+
+    async def remembers_before(self, seconds: float) -> bool:
+        """Return whether the engine remembers anything from before a time since the epoch."""
+        return bool(await self._events("0", f"{seconds:.9f}", {}))
+
+    async def _events(
+        self, since: str, until: str, filters: Mapping[str, list[str]]
+    ) -> list[dict[str, Any]]:
+        query = {"since": since, "until": until, "filters": json.dumps(filters)}
+        async with self._open("GET", "/events", query) as answer:
+            body = await answer.aread()
+        if answer.status_code != httpx.codes.OK:
+            raise EngineAway(_message(body))
+        return [json.loads(line) for line in body.splitlines() if line.strip()]
 
     async def labelled(self, label: str) -> list[str]:
         """Return the ids of all containers with a label `name=value`, also of ended ones."""

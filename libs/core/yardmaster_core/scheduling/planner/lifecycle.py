@@ -286,6 +286,8 @@ def _end_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event:
     if stop is None or stop.code is StopCode.GANG_INCOMPLETE:
         if all_zero:
             return _ended(task, run, Outcome.SUCCEEDED, EndCode.EXIT, exit_code=0)
+        if run.engine_restarted:
+            return _requeued(task, run, EndCode.ENGINE_RESTARTED)
         if run.failed:
             return _failed(state, task, run)
         if ReplicaState.LOST in run.replicas:

@@ -41,7 +41,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait
 
-FORMAT: Final = 8
+FORMAT: Final = 9
 Plain = dict[str, Any]
 
 
@@ -230,6 +230,7 @@ def _dump_run(run: Attempt) -> Plain:
         "exit_code": run.exit_code,
         "signal": run.signal,
         "out_of_memory": run.out_of_memory,
+        "engine_restarted": run.engine_restarted,
         "done": run.done,
         "stop": _or_none(run.stop),
         "stop_deadline_ms": run.stop_deadline_ms,
@@ -474,6 +475,7 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     run.exit_code = row["exit_code"]
     run.signal = row["signal"]
     run.out_of_memory = row["out_of_memory"]
+    run.engine_restarted = row["engine_restarted"]
     run.done = row["done"]
     stop = row["stop"]
     run.stop = _maybe(PolicyStop if stop is not None and "policy" in stop else Stop, stop)

@@ -28,7 +28,8 @@ class Attempt:
     """One run of a task, from SlotsAllocated until the last replica is released or lost."""
 
     __slots__ = (
-        *("allocated_ms", "done", "exit_code", "failed_nodes", "failure", "fence_s", "number"),
+        *("allocated_ms", "done", "engine_restarted", "exit_code", "failed_nodes", "failure"),
+        *("fence_s", "number"),
         *("open", "out_of_memory", "overdue", "passed_others", "placements", "pool_name", "port"),
         "prepared_ms",
         "replicas",
@@ -64,6 +65,8 @@ class Attempt:
         self.exit_code: int | None = None
         self.signal: int | None = None
         self.out_of_memory = False
+        #: Whether the container engine of a replica ended it, because it was restarted.
+        self.engine_restarted = False
         self.done = False
         self.stop: Stop | PolicyStop | None = None
         self.stop_deadline_ms = 0
@@ -105,6 +108,8 @@ class Attempt:
             facts = (*facts, "overdue")
         if self.prepared_ms:
             facts = (*facts, "prepared", self.prepared_ms)
+        if self.engine_restarted:
+            facts = (*facts, "engine restarted")
         return (*facts, "on reserved slots") if self.passed_others else facts
 
     def start_due_ms(self, limit_s: int) -> int:

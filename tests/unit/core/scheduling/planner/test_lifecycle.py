@@ -55,6 +55,31 @@ def test_running_out_of_memory_is_a_failure_of_its_own() -> None:
     assert (ended.outcome, ended.code) == ("failed", "out_of_memory")
 
 
+@pytest.mark.parametrize("exit_code", [0, 143, 255])
+def test_a_task_that_its_container_engine_ended_is_requeued_and_uses_no_restart(
+    exit_code: int,
+) -> None:
+    cell = cell_with()
+    cell.ends("job", exit_code=exit_code, engine_restarted=True)
+    requeued = only(cell.cycle(), dec.TaskRequeuedV1)
+    assert (requeued.code, requeued.restarts, requeued.not_before_ms) == ("engine_restarted", 0, 0)
+
+
+def test_a_gang_is_stopped_and_requeued_when_a_container_engine_ended_one_replica() -> None:
+    cell = cell_with(gpus=2)
+    cell.cancel("job")
+    cell.ends("job")
+    cell.cycle()
+    cell.submit("gang", gpus=1, replicas=2, max_restarts=0)
+    cell.cycle()
+    cell.starts("gang")
+    cell.ends("gang", replica=0, exit_code=0, engine_restarted=True)
+    stop = only(cell.cycle(), dec.StopRequestedV1)
+    assert stop.stop.code == "gang_incomplete"
+    cell.ends("gang", replica=1, exit_code=1)
+    assert only(cell.cycle(), dec.TaskRequeuedV1).code == "engine_restarted"
+
+
 def test_slots_are_used_until_they_are_released() -> None:
     cell = cell_with(gpus=2)
     cell.submit("next", gpus=2)

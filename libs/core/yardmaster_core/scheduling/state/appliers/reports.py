@@ -65,7 +65,8 @@ def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str)
     task, run = run_of(state, event.task_id, event.attempt)
     run.replicas[event.replica] = ReplicaState.EXITED
     run.done = run.done or event.done
-    if event.exit_code == 0:
+    run.engine_restarted = run.engine_restarted or event.engine_restarted
+    if event.exit_code == 0 and not event.engine_restarted:
         run.zero_exits += 1
     elif not run.failed and run.stop is None:
         # The exit code of a stopping attempt is not a failure.
