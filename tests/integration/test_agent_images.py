@@ -1,6 +1,8 @@
 """Images that an agent pulls with a real engine from a registry on this machine."""
 
 import asyncio
+import base64
+import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +20,7 @@ from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.details import PullPolicy, Run
 from yardmaster_schemas.events.node_events import SlotsReleasedV1, TaskPreparingV1
 from yardmaster_schemas.reasons import StartFailure
+from yardmaster_schemas.topics import NODE_EVENTS, TASK_LOGS
 
 pytestmark = pytest.mark.timeout(120)
 ENGINE = Path("/var/run/docker.sock")
@@ -262,3 +265,36 @@ async def failure(getting: Any) -> str:
     with pytest.raises(PullFailed) as failed:
         await getting
     return str(failed.value)
+
+
+async def test_credentials_of_registries_reach_the_registry_and_nothing_that_is_kept(
+    cell: AgentCell, registry: Registry, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    registry.push("team/train:1", Env=["PATH=/bin", "VERSION=one"])
+    image, path = registry.image("team/train:1"), tmp_path / "config.json"
+    secrets = set[str]()
+
+    def log_in(password: str) -> None:
+        pair = base64.b64encode(f"ada:{password}".encode()).decode()
+        secrets.update((pair, password))
+        path.write_text(json.dumps({"auths": {registry.host: {"auth": pair}}}))
+
+    registry.login = ("ada", "lovelace-1815")
+    cell.configure(registry_auths=path)
+    async with cell.agent():
+        log_in("byron-1788")
+        refused = await cell.allocate(job(image))
+        assert (await ended(cell, refused)).failure is StartFailure.IMAGE_REFUSED
+        log_in("lovelace-1815")
+        task = await cell.allocate(job(image))
+        await ended(cell, task)
+        assert await cell.output(task) == "one\n"
+        path.write_text('{"auths": {"' + registry.host + '": {"auth": "lovelace-1815"}}}')
+        unusable = await cell.allocate(job(image, pull=PullPolicy.ALWAYS))
+        assert (await ended(cell, unusable)).never_started
+        assert "YARD_AGENT_REGISTRY_AUTHS" in await cell.output(unusable, stream="agent")
+    kept = [repr(await cell.envelopes(topic)) for topic in (NODE_EVENTS.name, TASK_LOGS.name)]
+    kept += [p.read_text(errors="replace") for p in cell.data_dir.rglob("*") if p.is_file()]
+    kept += capfd.readouterr()
+    assert any(task in text for text in kept)
+    assert [secret for secret in secrets for text in kept if secret in text] == []

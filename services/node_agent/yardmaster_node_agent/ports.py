@@ -141,6 +141,7 @@ def _process_host(
         gpus=new_containers and bool(detect_gpus().names),
         network=settings.container_network,
         pull_idle_s=settings.pull_idle_s,
+        registry_auths=settings.registry_auths,
     )
     return Host(
         ExecutorByImage(processes, containers, new_containers=new_containers),

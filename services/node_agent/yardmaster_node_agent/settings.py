@@ -84,6 +84,9 @@ class Settings(PackageSettings, ArtifactSettings):
 
     #: A pull of an image fails when no bytes have arrived for this time; it has no limit in total.
     pull_idle_s: PositiveSeconds = 120.0
+    #: File with the credentials of image registries: `auths` as in Docker's `config.json`. It is
+    #: read for each pull. Without it, and for other registries, images are pulled without a login.
+    registry_auths: Path | None = None
 
     #: User that tasks run as: a name or a number; `same` is the agent's own user. The default,
     #: `auto`, is the user 10002 where the agent may switch users (as root, with the files of tasks
@@ -161,7 +164,9 @@ class Settings(PackageSettings, ArtifactSettings):
     #: Port of the tasks' API. 0: a free one, which stays the same for running tasks.
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 0
 
-    @field_validator("data_dir", "secrets_dir", "mps_pipe_directory", "mps_log_directory")
+    @field_validator(
+        "data_dir", "secrets_dir", "registry_auths", "mps_pipe_directory", "mps_log_directory"
+    )
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.absolute()

@@ -43,6 +43,7 @@ from yardmaster_node_agent.executors.port import (
     ReplicaFound,
     StreamName,
 )
+from yardmaster_node_agent.executors.registries import RegistryAuths
 from yardmaster_node_agent.executors.spool import Spool
 from yardmaster_node_agent.executors.task_user import TaskUser, open_way
 from yardmaster_runtime.clock import Clock
@@ -227,6 +228,7 @@ class DockerExecutor:
         gpus: bool = True,
         network: Network = "bridge",
         pull_idle_s: float = PULL_IDLE_S,
+        registry_auths: Path | None = None,
     ) -> None:
         """`user` runs the programs (None: the user of their image).
 
@@ -234,7 +236,7 @@ class DockerExecutor:
             gpus: whether the machine has the GPUs that its slots name; without them, the slots are
                 only counted, and nothing is requested from the engine.
             network: see the setting `container_network`.
-            pull_idle_s: see the setting `pull_idle_s`.
+            pull_idle_s, registry_auths: see the settings of these names.
         """
         self._gpus = gpus
         self._root = root.absolute()
@@ -242,7 +244,9 @@ class DockerExecutor:
         self._patience = _Patience(clock, telemetry)
         self._user = user
         self._network = network
-        self._images = Images(engine, clock, idle_s=pull_idle_s)
+        self._images = Images(
+            engine, clock, idle_s=pull_idle_s, auths=RegistryAuths(registry_auths)
+        )
         self._host = ""
         self._known_owner = ""
 

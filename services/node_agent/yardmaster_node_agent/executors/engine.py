@@ -96,8 +96,10 @@ class Engine:
         found = await self._ask("GET", f"/images/{quote(reference)}/json", absent=(404,))
         return None if found is None else ImageFound(str(found["Id"]))
 
-    async def pull(self, reference: str) -> AsyncGenerator[Mapping[str, Any], None]:
-        """Pull an image, and yield the engine's messages about it.
+    async def pull(
+        self, reference: str, auth: str | None = None
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Pull an image, and yield the engine's messages about it; `auth` is the login's header.
 
         The caller limits how long it waits; when it closes the generator, the engine ends the pull.
 
@@ -109,7 +111,10 @@ class Engine:
         named = {"fromImage": reference}
         if not digest and ":" not in last:
             named["tag"] = "latest"  # without a tag, all of the repository would be pulled
-        async with self._open("POST", "/images/create", named, idle_s=None) as answer:
+        headers = {} if auth is None else {"X-Registry-Auth": auth}
+        async with self._open(
+            "POST", "/images/create", named, idle_s=None, headers=headers
+        ) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise EngineRefused(_message(await answer.aread()))
             async for line in answer.aiter_lines():
@@ -253,6 +258,7 @@ class Engine:
         *,
         content: Mapping[str, Any] | None = None,
         idle_s: float | None = ANSWER_S,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """Send a request on a connection of its own.
 
@@ -261,7 +267,7 @@ class Engine:
         address = f"http://engine/{API_VERSION}{path}"
         try:
             async with self._client.stream(
-                method, address, params=query, json=content, timeout=idle_s
+                method, address, params=query, json=content, timeout=idle_s, headers=headers
             ) as answer:
                 yield answer
         except httpx.TransportError as error:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from yardmaster_node_agent.executors.engine import Engine, EngineRefused
 from yardmaster_node_agent.executors.port import FetchProgress, ImageFound, OnProgress
+from yardmaster_node_agent.executors.registries import AuthsUnusable, RegistryAuths
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.waiting import first_of
 from yardmaster_schemas.events.details import PullPolicy
@@ -136,10 +137,13 @@ class _Pull:
 class Images:
     """The images of an engine."""
 
-    def __init__(self, engine: Engine, clock: Clock, *, idle_s: float) -> None:
+    def __init__(
+        self, engine: Engine, clock: Clock, *, idle_s: float, auths: RegistryAuths | None = None
+    ) -> None:
         self._engine = engine
         self._clock = clock
         self._idle_s = idle_s
+        self._auths = auths or RegistryAuths(None)
         self._pulls: dict[str, _Pull] = {}
 
     async def get(self, reference: str, policy: PullPolicy, on_progress: OnProgress) -> ImageFound:
@@ -201,11 +205,20 @@ class Images:
             PullFailed: the registry or the engine refused it, or no bytes arrived for `idle_s`.
             EngineAway.
         """
+        try:
+            login = self._auths.of(reference)
+        except AuthsUnusable as error:
+            raise PullFailed(
+                f"image {reference}: the credentials in YARD_AGENT_REGISTRY_AUTHS of the node "
+                f"cannot be used: {error}"
+            ) from None
         tally, moved_s = LayerTally(), self._clock.monotonic_s()
 
         async def follow() -> None:
             nonlocal moved_s
-            async with aclosing(self._engine.pull(reference)) as messages:
+            async with aclosing(
+                self._engine.pull(reference, None if login is None else login.header)
+            ) as messages:
                 async for message in messages:
                     if tally.add(message):
                         moved_s = self._clock.monotonic_s()
@@ -223,7 +236,7 @@ class Images:
         try:
             await first_of(follow(), watch())
         except EngineRefused as error:
-            words = str(error)
+            words = str(error) if login is None else login.hidden_in(str(error))
             failure = failure_of(words, reference)
             raise PullFailed(f"image {reference}: {words}", failure) from None
 
