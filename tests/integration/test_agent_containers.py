@@ -18,9 +18,10 @@ from tests.support.node_agent import AgentCell, sh
 from yardmaster_node_agent.agent import Ports
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey, ReplicaState
 from yardmaster_node_agent.errors import ExecutorFailed
+from yardmaster_node_agent.executors.host_folders import HostFolder
 from yardmaster_node_agent.executors.port import Launch, Phase
 from yardmaster_node_agent.ledger import FileLedger
-from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.details import FolderMount, Run
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
@@ -100,6 +101,38 @@ async def test_a_job_with_an_image_runs_in_a_container(cell: AgentCell) -> None:
     assert (started.run.kind, len(started.run.id)) == (RunKind.CONTAINER, 64)
     assert await cell.output(task) == "out\n/\n"
     assert await cell.output(task, stream="stderr") == "err\n"
+
+
+async def test_a_container_gets_the_folders_of_the_list_and_its_shared_memory(
+    cell: AgentCell, tmp_path: Path
+) -> None:
+    for name in ("sets", "scratch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o777)
+    (tmp_path / "sets" / "words").write_text("from the node\n")
+    cell.configure(
+        mounts={
+            "datasets": HostFolder(path=tmp_path / "sets"),
+            "scratch": HostFolder(path=tmp_path / "scratch", read_only=False),
+        }
+    )
+    mounts = (
+        FolderMount(source="datasets", target="/data"),
+        FolderMount(source="scratch", target="/scratch", read_only=False),
+    )
+    script = (
+        "cat /data/words; touch /data/new || echo refused; echo kept > /scratch/new; "
+        "df -k /dev/shm | tail -1 | awk '{print $2}'"
+    )
+    async with cell.agent():
+        task = await cell.allocate(in_image(script, mounts=mounts, shm_mib=96))
+        await ended(cell, task)
+        assert await cell.output(task) == f"from the node\nrefused\n{96 * 1024}\n"
+        other = (FolderMount(source="home", target="/home"),)
+        task = await cell.allocate(in_image("true", mounts=other))
+        assert (await ended(cell, task)).never_started
+        await cell.until_output(task, "this node has no mount home", stream=None)
+    assert (tmp_path / "scratch" / "new").read_text() == "kept\n"
 
 
 async def test_a_command_is_given_to_the_image(cell: AgentCell) -> None:

@@ -86,6 +86,8 @@ BY_PATTERN: Final[Mapping[str, str]] = {
     r"^[A-Za-z_][A-Za-z0-9_]{0,127}$": "NCCL_DEBUG",
     r"^[A-Z][A-Za-z]{1,40}$": "TaskSubmitted",
     r"^[^\x00-\x1f\x7f]+$": "out/**",
+    r"^(/([^/\x00-\x1f\x7f.]|\.[^/\x00-\x1f\x7f.]|\.\.[^/\x00-\x1f\x7f])"
+    r"[^/\x00-\x1f\x7f]*)+$": "/data",
     r"^[a-z0-9][a-z0-9._-]{0,90}$": "4kq7w2mz9c1f",
 }
 

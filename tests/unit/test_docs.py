@@ -77,6 +77,8 @@ REQUIRED_TOO: Final[Mapping[str, Mapping[str, Any]]] = {
     "replicas.max": {"min": 2},
     "tasks.max_concurrent": {"count": 3},
     "run.artifacts": {"context": "."},
+    "run.mounts": {"image": "trainer"},
+    "run.shm": {"image": "trainer"},
     "run.context.digest": {"packed_bytes": 1},
     "run.context.packed_bytes": {"digest": "0" * 64},
 }

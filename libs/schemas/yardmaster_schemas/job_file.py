@@ -30,6 +30,8 @@ from yardmaster_schemas.events.details import (
     ArtifactPattern,
     CodeContext,
     EnvName,
+    FolderMount,
+    MountTarget,
     PullPolicy,
     Run,
     StopSignal,
@@ -330,6 +332,26 @@ class JobContext(Closed):
     )
 
 
+class JobMount(Closed):
+    """A folder of the node that a container gets."""
+
+    source: Name = Field(
+        description="Name of the folder in the list of the node's operator (`YARD_AGENT_MOUNTS`).",
+        examples=["datasets"],
+    )
+    target: MountTarget = Field(description="Absolute path in the container.", examples=["/data"])
+    read_only: bool = Field(
+        default=True,
+        description="Whether the container may only read it. `false` needs a folder that the "
+        "operator made writable.",
+        examples=[False],
+    )
+
+
+#: Folders that the engine or the agent makes in a container.
+_TAKEN: Final = ("/dev", "/proc", "/sys", "/yard")
+
+
 class JobRun(Closed):
     """The program: a command in exec form or a script for `sh -eu`; secrets by reference only."""
 
@@ -386,6 +408,33 @@ class JobRun(Closed):
         "folder.",
         examples=[["out/**", "*.onnx"]],
     )
+
+    mounts: Annotated[list[JobMount], Field(max_length=16)] = Field(
+        default_factory=list,
+        description="Folders of the node that the container gets; they need `image`. Each has a "
+        "`source`, a name in the list of the node's operator (`YARD_AGENT_MOUNTS`), a `target`, an "
+        "absolute path in the container, and `read_only`, which is true by default.",
+        examples=[[{"source": "datasets", "target": "/data"}]],
+    )
+    shm: Memory | None = Field(
+        default=None,
+        description="Size of `/dev/shm`, which counts as memory of the container; needs `image`. "
+        "Default: half of the memory, at most 8Gi.",
+        examples=["8Gi"],
+    )
+
+    @model_validator(mode="after")
+    def _mounts_into_a_container(self) -> "JobRun":
+        for key in ("mounts", "shm"):
+            if getattr(self, key) and self.image is None:
+                raise ValueError(f"{key} is for containers: give image, or remove {key}")
+        targets = [mount.target for mount in self.mounts]
+        for target in targets:
+            if f"{target}/".startswith(tuple(f"{taken}/" for taken in _TAKEN)):
+                raise ValueError(f"mounts: {target} is in a folder that each container has already")
+        if len(set(targets)) < len(targets):
+            raise ValueError("mounts: two mounts have the same target")
+        return self
 
     @model_validator(mode="after")
     def _has_a_folder_of_its_own(self) -> "JobRun":
@@ -689,6 +738,11 @@ def _run(spec: JobSpec) -> Run:
         working_dir=spec.run.working_dir,
         context=_context(spec),
         artifacts=tuple(spec.run.artifacts),
+        mounts=tuple(
+            FolderMount(source=one.source, target=one.target, read_only=one.read_only)
+            for one in spec.run.mounts
+        ),
+        shm_mib=None if spec.run.shm is None else memory_mib(spec.run.shm),
     )
 
 

@@ -142,6 +142,7 @@ def _process_host(
         network=settings.container_network,
         pull_idle_s=settings.pull_idle_s,
         registry_auths=settings.registry_auths,
+        folders=settings.mounts,
     )
     return Host(
         ExecutorByImage(processes, containers, new_containers=new_containers),

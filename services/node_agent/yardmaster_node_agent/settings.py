@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from yardmaster_node_agent.executors.host_folders import HostFolder, check_folders
 from yardmaster_node_agent.executors.task_user import AUTO
 from yardmaster_packages.limits import ArtifactLimits
 from yardmaster_runtime.settings import ArtifactSettings, PackageSettings
@@ -82,6 +83,10 @@ class Settings(PackageSettings, ArtifactSettings):
     #: nor the other nodes of a gang, so gangs over nodes are refused; `host`: that of the node.
     container_network: Literal["bridge", "host"] = "bridge"
 
+    #: Folders of the node that jobs may mount into containers by name, as JSON:
+    #: `{"datasets": {"path": "/srv/datasets"}, "scratch": {"path": "/srv/s", "read_only": false}}`.
+    #: By default, there are none.
+    mounts: dict[Name, HostFolder] = Field(default_factory=dict)
     #: A pull of an image fails when no bytes have arrived for this time; it has no limit in total.
     pull_idle_s: PositiveSeconds = 120.0
     #: File with the credentials of image registries: `auths` as in Docker's `config.json`. It is
@@ -183,6 +188,8 @@ class Settings(PackageSettings, ArtifactSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":
+        guarded = (self.data_dir, self.engine_socket, self.secrets_dir, self.registry_auths)
+        check_folders(self.mounts, [path for path in guarded if path is not None])
         if self.port_first > self.port_last:
             raise ValueError("port_first is above port_last")
         if self.devices is not None and self.gpus is not None and len(self.devices) != self.gpus:

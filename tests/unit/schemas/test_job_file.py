@@ -40,6 +40,13 @@ WHOLE = LEAST | {
 }
 
 
+DATA = {"source": "datasets", "target": "/data"}
+
+
+def mounting(*mounts: dict[str, str]) -> dict[str, Any]:
+    return {"run": {"command": ["a"], "image": "a", "mounts": list(mounts)}}
+
+
 def parse(**changes: Any) -> JobSpec:
     return parse_job(json.dumps(LEAST | changes))
 
@@ -196,6 +203,15 @@ def test_an_elastic_gang_is_refused_because_it_would_never_grow() -> None:
         ({"run": {"command": ["a\x00b"]}}, "zero byte"),
         ({"run": {"command": ["a"], "pull": "always"}}, "give image, or remove pull"),
         ({"run": {"command": ["a"], "image": "a", "pull": "daily"}}, "missing"),
+        ({"run": {"command": ["a"], "artifacts": ["*"]}}, "add context"),
+        ({"run": {"command": ["a"], "shm": "1Gi"}}, "give image, or remove shm"),
+        ({"run": {"command": ["a"], "mounts": [DATA]}}, "give image, or remove mounts"),
+        (mounting(DATA, DATA), "two mounts have the same target"),
+        (mounting(DATA | {"target": "/proc/1"}), "a folder that each container has already"),
+        (mounting(DATA | {"target": "/yard"}), "a folder that each container has already"),
+        (mounting(DATA | {"target": "/a/../b"}), "pattern"),
+        (mounting(DATA | {"target": "data"}), "pattern"),
+        (mounting(DATA | {"target": "/"}), "pattern"),
         ({"run": {"command": ["a"], "env": {"1X": "1"}}}, "pattern"),
         ({"name": "two\nlines"}, "pattern"),
         ({"pools": ["a", "a"]}, "named twice"),

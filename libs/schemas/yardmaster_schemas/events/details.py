@@ -28,6 +28,17 @@ EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 ArtifactPattern = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=256)]
 
 
+#: An absolute path in a container, without empty names, `.` and `..`.
+MountTarget = Annotated[
+    str,
+    Field(
+        pattern=r"^(/([^/\x00-\x1f\x7f.]|\.[^/\x00-\x1f\x7f.]|\.\.[^/\x00-\x1f\x7f])"
+        r"[^/\x00-\x1f\x7f]*)+$",
+        max_length=256,
+    ),
+]
+
+
 class StopSignal(StrEnum):
     """The signal that asks a replica's process group to stop."""
 
@@ -62,6 +73,20 @@ class CodeContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FolderMount:
+    """A folder of the node in a container: `source` is a name of the list of the node's operator.
+
+    `target` is the absolute path in the container.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    source: Name
+    target: MountTarget
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The program of a job: a command in exec form or a script for `sh -eu`; no secrets."""
 
@@ -79,6 +104,8 @@ class Run:
     working_dir: ShortText | None = None
     context: CodeContext | None = None
     artifacts: Annotated[tuple[ArtifactPattern, ...], Field(max_length=32)] = ()
+    mounts: Annotated[tuple[FolderMount, ...], Field(max_length=16)] = ()
+    shm_mib: Positive | None = None
 
     def __post_init__(self) -> None:
         if bool(self.command) == (self.script is not None):

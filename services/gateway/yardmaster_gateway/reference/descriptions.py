@@ -577,6 +577,14 @@ ANSWERS: Final[Texts] = {
         "When a node pulls the image: `missing`, `always` or `never`; null: `missing`.",
         "always",
     ),
+    "mounts": (
+        "The folders of the node that the container gets.",
+        [{"source": "datasets", "target": "/data", "read_only": True}],
+    ),
+    "FolderMount.source": ("The name of the folder in the node's list.", "datasets"),
+    "FolderMount.target": ("The path in the container.", "/data"),
+    "read_only": ("Whether the container may only read it.", True),
+    "shm_mib": ("The size of /dev/shm in MiB; null: the default.", 8192),
     "artifacts": ("The files that are kept after each attempt, as patterns.", ["out/**"]),
     "working_dir": ("The folder to run in.", "/data/ana/llm"),
 }

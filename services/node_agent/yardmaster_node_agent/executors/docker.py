@@ -33,6 +33,7 @@ from yardmaster_node_agent.executors.engine import (
     EngineRefused,
     seconds_of,
 )
+from yardmaster_node_agent.executors.host_folders import HostFolder, MountRefused, mounts_of
 from yardmaster_node_agent.executors.images import Images, PullFailed
 from yardmaster_node_agent.executors.port import (
     Capabilities,
@@ -229,6 +230,7 @@ class DockerExecutor:
         network: Network = "bridge",
         pull_idle_s: float = PULL_IDLE_S,
         registry_auths: Path | None = None,
+        folders: Mapping[str, HostFolder] | None = None,
     ) -> None:
         """`user` runs the programs (None: the user of their image).
 
@@ -237,7 +239,9 @@ class DockerExecutor:
                 only counted, and nothing is requested from the engine.
             network: see the setting `container_network`.
             pull_idle_s, registry_auths: see the settings of these names.
+            folders: the folders that jobs may mount; see the setting `mounts`.
         """
+        self._folders = {} if folders is None else folders
         self._gpus = gpus
         self._root = root.absolute()
         self._engine = engine
@@ -409,6 +413,10 @@ class DockerExecutor:
                 "a gang needs the network of its nodes: set YARD_AGENT_CONTAINER_NETWORK=host "
                 "on them"
             )
+        try:
+            mounts_of(launch.run.mounts, self._folders)
+        except MountRefused as error:
+            return str(error)
         return None
 
     async def _own(self, key: ReplicaKey) -> None:
@@ -480,7 +488,10 @@ class DockerExecutor:
                 "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges"],
                 "LogConfig": _LOG,
-                "Mounts": _mounts(directory.path, launch.code),
+                "Mounts": [
+                    *_mounts(directory.path, launch.code),
+                    *mounts_of(run.mounts, self._folders),
+                ],
                 **_limits(launch, gpus=self._gpus),
             },
         }
@@ -521,6 +532,8 @@ def _limits(launch: Launch, *, gpus: bool) -> dict[str, object]:
         "PidsLimit": MAX_PIDS,
         "ShmSize": min(memory // 2, MAX_SHM_BYTES) if memory else MAX_SHM_BYTES,
     }
+    if launch.run.shm_mib is not None:
+        limits["ShmSize"] = launch.run.shm_mib * 2**20
     if memory:
         limits |= {"Memory": memory, "MemorySwap": memory}
     if launch.cpu_milli:
