@@ -87,6 +87,7 @@ __all__ = [
     "PoolConfig",
     "PoolUse",
     "PoolWait",
+    "PreparingShown",
     "Problem",
     "Project",
     "ProjectConfig",
