@@ -1,4 +1,4 @@
-"""`yard submit --image IMAGE`: jobs in containers on nodes with `YARD_AGENT_EXECUTOR=auto`."""
+"""`yard submit --image IMAGE`: jobs in containers, by default where an engine answers."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
         pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
     before = containers()
     folder = tmp_path_factory.mktemp("containers")
-    with running_dev(folder, env={"YARD_AGENT_EXECUTOR": "auto"}) as dev:
+    with running_dev(folder) as dev:
         yield dev
     client = docker.from_env()
     for container_id in containers() - before:

@@ -81,6 +81,8 @@ class AgentCell(MemoryCell):
             gpu_memory_mib=1000,
             cpu_milli=8000,
             memory_mib=4096,
+            # What a node offers must not depend on whether this machine has an engine.
+            executor="process",
             heartbeat_s=0.1,
             tick_s=0.05,
         )

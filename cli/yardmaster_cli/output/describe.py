@@ -22,7 +22,7 @@ _CLASS_WORDS: Final = {"never": "never", "held": "held", "not_now": "not now"}
 #: Explanations of end codes, with what to do.
 END_TEXTS: Final = {
     "start_failed": "too many starts failed in a row; yard logs shows the reason of each",
-    "no_executor": "run.image needs a node that runs containers",
+    "no_executor": "run.image needs a node with a container engine that its agent can use",
     "secret_missing": "the node does not have the secret; yard logs names it",
     "details_missing": "the command to run was erased or cannot be read",
     "directory_missing": "run.working_dir is not a directory on the node",

@@ -39,7 +39,7 @@ UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.EXCEEDS_EVERY_NODE: "a larger node joins, or a replica requests less",
     WaitCode.EXCEEDS_POOL: "the pool grows, or the gang gets smaller",
     WaitCode.GANG_INDIVISIBLE: "the pool gets other nodes, or the job requests another number",
-    WaitCode.NO_EXECUTOR: "a node that runs containers joins the pool",
+    WaitCode.NO_EXECUTOR: "a container engine runs on a node of the pool",
     WaitCode.EXCEEDS_LIMIT: "the limit is raised, or the task requests less",
     WaitCode.EXCEEDS_MAX_SLOTS: "the job's max_slots is raised",
     WaitCode.EXCEEDS_DESERVED: "its owner may hold more of such tasks, or the task requests less",

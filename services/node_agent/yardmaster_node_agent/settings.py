@@ -73,7 +73,7 @@ class Settings(PackageSettings, ArtifactSettings):
     #: How replicas run: `process`, the job's commands as processes of this host; `auto`, the same,
     #: and jobs with an image in containers, while an engine answers at `engine_socket`;
     #: `simulated`, without processes, for tests of a large cell.
-    executor: ExecutorName = "process"
+    executor: ExecutorName = "auto"
     #: The socket of the container engine, for the executor `auto`.
     engine_socket: Path = Path("/var/run/docker.sock")
     #: Interval at which the agent checks whether the engine answers, for the executor `auto`. The
