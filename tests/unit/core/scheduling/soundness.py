@@ -280,7 +280,7 @@ def _reservations(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             if task.run is not None and task.run.replicas[replica] < ReplicaState.RELEASED
         )
         for owner in (task.job, task.job.project, task.job.project.department):
-            milli[owner] += reservation.gpu_milli - held
+            milli[owner] += max(0, reservation.gpu_milli - held)
         for replica, placement in enumerate(reservation.placements):
             node = state.nodes[placement.node]
             assert replica in node.reserved[task]

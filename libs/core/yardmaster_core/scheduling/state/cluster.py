@@ -479,7 +479,7 @@ class ClusterState:
         reservation = task.reserved
         if reservation is not None and reservation.pool_name == name:
             # The slots that a moved task still holds are not counted twice.
-            pool.count_reserved(task, reservation, -milli)
+            pool.count_reserved(task, reservation)
         job.used_milli += milli
         held = project.used_milli
         held[name] = held.get(name, 0) + milli

@@ -177,8 +177,16 @@ class Pool:
         self.topology += 1
         self.index.nodes_changed()
 
-    def count_reserved(self, task: Task, reservation: Reservation, milli: int) -> None:
-        """Add to the gpu_milli that are reserved for the owners of `task` (or subtract)."""
+    def count_reserved(self, task: Task, reservation: Reservation, *, lost: bool = False) -> None:
+        """Count the gpu_milli that are reserved for the owners of `task` again, or with `lost` no
+        more.
+
+        While a moved task holds more than is reserved for it, nothing is counted: else another task
+        could start within a limit that it exceeds until then.
+        """
+        holding = self.held_by_job.get(task.job)
+        still = holding.tasks.get(task, 0) if holding is not None else 0
+        milli = (0 if lost else max(0, reservation.gpu_milli - still)) - reservation.counted
         if not milli:
             return
         reservation.counted += milli

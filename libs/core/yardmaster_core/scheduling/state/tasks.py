@@ -190,7 +190,7 @@ class Reservation:
         self.victims = victims
         self.until_ms = until_ms
         #: The gpu_milli that count as reserved for the owners of the task (derived): while a moved
-        #: task is stopping, the reserved amount less the amount that it still holds.
+        #: task is stopping, the reserved amount beyond what it still holds.
         self.counted = 0
         #: 1 for each replica whose slots are free (derived); `missing` replicas have none yet.
         self.free = bytearray(len(placements))

@@ -5,9 +5,11 @@ from typing import Any, Final
 from tests.histories.properties import CheckedCell
 from tests.unit.core.scheduling.planner.test_gpu_memory import GIB, by_memory
 from tests.unit.core.scheduling.reading import all_of, only, started
+from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsReservedV1
 from yardmaster_schemas.events.requests import Quota
+from yardmaster_schemas.resources import Resources
 
 #: Longer than the test waits.
 GRACE_S: Final = 600
@@ -104,3 +106,24 @@ def test_a_task_preempts_those_of_its_project_whether_or_not_they_can_be_moved_t
     decided = cell.cycle()
     rules = {each.task_id: each.stop.rule for each in all_of(decided, PreemptionRequestedV1)}
     assert sorted(rules.values()) == ["better_priority", "moved"]
+
+
+def test_a_task_that_moves_to_larger_gpus_counts_with_what_it_holds_until_it_has_stopped() -> None:
+    cell = Cell(policy="quota")
+    cell.node("small", gpus=1, node_type="a", gpu_memory_mib=40 * GIB)
+    cell.entitle("p", quotas={"main": Quota(deserved_milli=0, limit_milli=700)})
+    cell.entitle("q", quotas={"main": Quota(deserved_milli=1000)})
+    cell.submit("moves", project="p", resources=by_memory(20))
+    cell.cycle()
+    cell.starts("moves")
+    cell.node("large", gpus=1, node_type="b", gpu_memory_mib=80 * GIB)
+    cell.submit("whole", project="q", gpus=1, node_types=("a",))
+    part = Resources(gpus=1, gpu_milli=300)
+    cell.submit("next", project="p", resources=part, node_types=("b",))
+    decided = cell.cycle()
+    assert only(decided, PreemptionRequestedV1).stop.rule == "moved"
+    cell.restart()
+    assert started([*decided, *cell.run_until_idle()]) == [], "p may hold 700 and holds 500"
+    cell.ends("moves")
+    assert started(cell.run_until_idle()) == ["moves", "whole", "next"]
+    assert_sound(cell.state)

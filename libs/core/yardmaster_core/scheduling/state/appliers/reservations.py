@@ -114,9 +114,7 @@ def _index(state: ClusterState, task: Task, reservation: Reservation) -> None:
     pool.reserved_by_project.setdefault(task.job.project, {})[task] = None
     for replica, placement in enumerate(reservation.placements):
         state.nodes[placement.node].reserved.setdefault(task, []).append(replica)
-    usage = pool.held_by_job.get(task.job)
-    held = usage.tasks.get(task, 0) if usage is not None else 0
-    pool.count_reserved(task, reservation, reservation.gpu_milli - held)
+    pool.count_reserved(task, reservation)
     state.allocation_changed(task, pool)
 
 
@@ -132,7 +130,7 @@ def _unindex(state: ClusterState, task: Task, reservation: Reservation) -> None:
         state.nodes[placement.node].reserved.pop(task, None)
         if reservation.free[replica]:
             set_free(reservation, replica, is_free=False)
-    pool.count_reserved(task, reservation, -reservation.counted)
+    pool.count_reserved(task, reservation, lost=True)
     state.allocation_changed(task, pool)
     _shift(state, reservation, take=False)
 
