@@ -18,7 +18,7 @@ from yardmaster_node_agent.executors.images import BACKOFF_S, Images, PullFailed
 from yardmaster_node_agent.executors.port import FetchProgress
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.events.details import PullPolicy, Run
-from yardmaster_schemas.events.node_events import SlotsReleasedV1, TaskPreparingV1
+from yardmaster_schemas.events.node_events import SlotsReleasedV1, TaskPreparingV1, TaskStartedV1
 from yardmaster_schemas.reasons import StartFailure
 from yardmaster_schemas.topics import NODE_EVENTS, TASK_LOGS
 
@@ -93,16 +93,31 @@ async def happened(event: Any) -> None:
 async def test_an_absent_image_is_pulled_once_and_then_the_registry_gets_no_request(
     cell: AgentCell, registry: Registry
 ) -> None:
-    registry.push("team/train:1", Env=["PATH=/bin", "VERSION=one"])
+    digest = registry.push("team/train:1", Env=["PATH=/bin", "VERSION=one"])
     image = registry.image("team/train:1")
     async with cell.agent():
         task = await cell.allocate(job(image))
         await ended(cell, task)
         assert await cell.output(task) == "one\n"
+        assert [each.image for each in await cell.of_type(TaskStartedV1, task)] == [digest]
         assert registry.requests["GET manifests"] == 1
         registry.requests.clear()
         await ended(cell, await cell.allocate(job(image)))
     assert not registry.requests
+
+
+async def test_the_digest_of_a_moved_tag_is_that_of_the_image_that_runs(
+    cell: AgentCell, registry: Registry
+) -> None:
+    image, digests = registry.image("team/train:1"), []
+    async with cell.agent():
+        for _ in range(2):
+            digests.append(registry.push("team/train:1"))
+            await ended(cell, await cell.allocate(job(image, pull=PullPolicy.ALWAYS)))
+        local = await cell.allocate(job(CONTAINER_IMAGE))
+        await ended(cell, local)
+    started = [each.image for each in await cell.of_type(TaskStartedV1)]
+    assert started == [*digests, None]
 
 
 async def test_a_moved_tag_is_pulled_at_each_start_only_if_the_job_says_always(

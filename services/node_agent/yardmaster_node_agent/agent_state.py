@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from yardmaster_schemas.events.decisions import Checkpoint
 from yardmaster_schemas.events.details import StopSignal
 from yardmaster_schemas.events.expiring import Stream
-from yardmaster_schemas.events.node_events import RunIdentity
+from yardmaster_schemas.events.node_events import ImageDigest, RunIdentity
 from yardmaster_schemas.events.requests import DetailsRef
 from yardmaster_schemas.fields import (
     CLOSED,
@@ -214,6 +214,8 @@ class Replica:
     token: str = ""
     #: What runs, or ran, of it; None: nothing ever ran.
     identity: RunIdentity | None = None
+    #: The digest of the image that it runs in; None: no image, or one that came from no registry.
+    image: ImageDigest | None = None
     stop: StopOrder | None = None
     stop_signal: StopSignal = StopSignal.TERM
     checkpoint: Checkpoint | None = None

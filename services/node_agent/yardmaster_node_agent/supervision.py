@@ -279,6 +279,7 @@ class Supervision:
                     await executor.prepare(launch)
             if self.replica.stop is not None:
                 return await executor.withdraw(key)
+            self.replica.image = None if launch.image is None else launch.image.digest
             self.replica.state = ReplicaState.STARTING
             self._save()
             with ending(child_span(tracer, "node_agent start", traceparent)):
@@ -577,7 +578,7 @@ class Supervision:
     def _report_started(self) -> None:
         identity = self.replica.identity
         assert identity is not None, "a replica that started has an identity"
-        event = TaskStartedV1(**self._fact_fields(), run=identity)
+        event = TaskStartedV1(**self._fact_fields(), run=identity, image=self.replica.image)
 
         def on_logged() -> None:
             self.replica.started_logged = True

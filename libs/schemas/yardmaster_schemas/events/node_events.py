@@ -29,6 +29,8 @@ BootId = Annotated[str, Field(pattern=r"^[0-9a-f-]{8,36}$")]
 RunId = Annotated[str, Field(pattern=r"^[0-9a-f-]{1,64}$")]
 #: The id of a Docker engine is a UUID, or before Docker 24 groups of capital letters and digits.
 RunHost = Annotated[str, Field(pattern=r"^[0-9A-Za-z:-]{1,64}$")]
+#: The digest under which a registry has an image.
+ImageDigest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 MAX_RUNNING = 4096
 
 
@@ -146,7 +148,10 @@ class RunIdentity:
 @event(NODE_EVENTS, name="TaskStarted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStartedV1(Event):
-    """A replica runs as the process, container or pod that `run` identifies."""
+    """A replica runs as the process, container or pod that `run` identifies.
+
+    `image`: the digest of its image; None without an image, or if the image came from no registry.
+    """
 
     task_id: TaskId
     attempt: Positive
@@ -154,6 +159,7 @@ class TaskStartedV1(Event):
     node: Name
     incarnation: Incarnation
     run: RunIdentity
+    image: ImageDigest | None = None
 
 
 @event(NODE_EVENTS, name="TaskPreparing")

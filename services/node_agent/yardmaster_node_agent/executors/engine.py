@@ -10,7 +10,7 @@ Source: "Docker Engine API", version 1.41.
 import asyncio
 import json
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +22,7 @@ from urllib.parse import quote
 import httpx
 
 from yardmaster_node_agent.executors.port import ImageFound
+from yardmaster_node_agent.executors.registries import full_name
 
 API_VERSION: Final = "v1.41"
 #: Seconds after which a request without an answer counts as failed.
@@ -94,7 +95,9 @@ class Engine:
     async def image(self, reference: str) -> ImageFound | None:
         """Return an image that the engine has; None if it has none of that name."""
         found = await self._ask("GET", f"/images/{quote(reference)}/json", absent=(404,))
-        return None if found is None else ImageFound(str(found["Id"]))
+        if found is None:
+            return None
+        return ImageFound(str(found["Id"]), _digest(reference, found.get("RepoDigests") or ()))
 
     async def pull(
         self, reference: str, auth: str | None = None
@@ -286,6 +289,16 @@ def _frames(data: bytes) -> tuple[list[bytes], bytes]:
         frames.append(data[at : at + size])
         at += size
     return frames, data[at:]
+
+
+def _digest(reference: str, repo_digests: Iterable[str]) -> str | None:
+    """Return the digest that the image has under the name of a reference."""
+    wanted = full_name(reference)
+    for each in sorted(repo_digests):
+        name, _, digest = each.partition("@")
+        if full_name(name) == wanted:
+            return digest
+    return None
 
 
 def _message(body: bytes) -> str:

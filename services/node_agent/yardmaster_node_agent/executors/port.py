@@ -35,9 +35,13 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class ImageFound:
-    """An image that the node has, under the engine's own id of it."""
+    """An image that the node has, under the engine's own id of it.
+
+    `digest` is that of the registry; None if the image came from none.
+    """
 
     id: str
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
