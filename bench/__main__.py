@@ -22,7 +22,7 @@ from bench.timing import Row
 RESULTS = Path(__file__).parent / "results"
 GROUPS = (
     *("commands", "core", "policies", "quota", "placement", "logs", "gateway", "embedded"),
-    *("cluster", "simulator"),
+    *("cluster", "simulator", "containers"),
 )
 FOOTER = """\
 In timed sections the garbage collector is off and live objects are frozen (services freeze their
@@ -131,6 +131,15 @@ def _embedded(quick: bool) -> list[Row]:
     from bench import embedded
 
     return embedded.rows(quick)
+
+
+def _containers(finished: int, running: int) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import containers
+
+        return containers.rows(finished, running, quick)
+
+    return run
 
 
 def _simulator(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
@@ -260,6 +269,7 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     ("saturation-100", "cluster", False, _cluster("saturation", 20_000, 100, 16)),
     ("takeover", "cluster", False, _cluster("takeover", 3)),
     ("restart-100k", "cluster", False, _cluster("restart", 100_000)),
+    ("containers", "containers", False, _containers(1_000, 100)),
 )
 
 

@@ -1,0 +1,91 @@
+"""Containers and processes on one node: from the allocation to the first output, and cost at rest.
+
+A real agent in this process, on a log in memory; containers need a Docker engine with the image
+`YARD_UP_BASE` (by default `yardmaster-base:ci`).
+"""
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from bench.timing import Row
+from tests.support.containers import CONTAINER_IMAGE, is_there
+from tests.support.node_agent import AgentCell
+from yardmaster_node_agent.settings import Settings
+from yardmaster_schemas.events.details import Run
+
+RUNS: Final = 21
+#: The aim of the median from the allocation to the first output of a container.
+AIM_S: Final = 1.5
+#: The aim of the agent's part of a core at rest.
+AIM_PERCENT: Final = 5
+REST_S: Final = 20
+#: Replicas that are started together; more would wait for each other.
+AT_ONCE: Final = 10
+
+
+def rows(finished: int, running: int, quick: bool) -> list[Row]:
+    """The start of containers and processes, and the cost at rest of an agent with many."""
+    if not is_there(CONTAINER_IMAGE):
+        print(f"containers are left out: Docker has no image {CONTAINER_IMAGE}", file=sys.stderr)
+        return []
+    return asyncio.run(_rows(finished, running, 5 if quick else RUNS))
+
+
+async def _rows(finished: int, running: int, runs: int) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        cell = await AgentCell(Path(folder, "n1")).open()
+        defaults = Settings(node="n1", data_dir=Path(folder))
+        cell.configure(
+            executor="auto",
+            tick_s=defaults.tick_s,
+            heartbeat_s=defaults.heartbeat_s,
+            kept_directories=finished,
+        )
+        async with cell.agent():
+            found = [
+                await _start(cell, "process", Run(script="echo out"), runs),
+                await _start(cell, "container", _in_image("echo out"), runs),
+                await _rest(cell, 0, 0),
+            ]
+            for started in range(0, finished, AT_ONCE):
+                count = min(AT_ONCE, finished - started)
+                tasks = [await cell.allocate(_in_image("true")) for _ in range(count)]
+                for task in tasks:
+                    await cell.ended(task)
+            for _ in range(running):
+                await cell.until_output(await cell.allocate(_in_image("echo up; sleep 9000")), "up")
+            found.append(await _rest(cell, finished, running))
+        await cell.ports().executor.sweep()
+        await cell.log.close()
+    return found
+
+
+def _in_image(script: str) -> Run:
+    return Run(script=script, image=CONTAINER_IMAGE)
+
+
+async def _start(cell: AgentCell, kind: str, run: Run, runs: int) -> Row:
+    """The median from the allocation to the first output in the log, one replica at a time."""
+    took = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        task = await cell.allocate(run)
+        await cell.until_output(task, "out")
+        took.append(time.perf_counter() - began)
+        await cell.ended(task)
+    aim = f"<= {AIM_S}" if kind == "container" else ""
+    return Row(f"{kind}: allocation to first output, p50", statistics.median(took), "s", aim)
+
+
+async def _rest(cell: AgentCell, finished: int, running: int) -> Row:
+    """The part of a core that the agent uses while nothing happens."""
+    began_s, used_s = time.perf_counter(), time.process_time()
+    await asyncio.sleep(REST_S)
+    percent = 100 * (time.process_time() - used_s) / (time.perf_counter() - began_s)
+    name = f"agent at rest, {finished} finished and {running} running containers"
+    return Row(name, percent, "% of a core", f"<= {AIM_PERCENT}")
