@@ -45,6 +45,7 @@ from yardmaster_node_agent.agent_state import (
 )
 from yardmaster_node_agent.api import HOST, TaskApi
 from yardmaster_node_agent.assignments import AssignmentFollower, ends_incarnation
+from yardmaster_node_agent.devices import cpu_milli
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.errors import AgentError, NodeTaken, NotRenewed
 from yardmaster_node_agent.executors.port import Capabilities, Phase, ReplicaFound
@@ -55,6 +56,7 @@ from yardmaster_node_agent.ports import AgentContext, Ports, host_ports, simulat
 from yardmaster_node_agent.reports import Fact, Reporter, Writer
 from yardmaster_node_agent.rival import RivalWatch
 from yardmaster_node_agent.settings import Settings
+from yardmaster_node_agent.start_turns import StartTurns
 from yardmaster_node_agent.supervision import Supervision
 from yardmaster_node_agent.topic import find_topic, position_at_end
 from yardmaster_runtime.fence import Mark, check_generation, check_marks, last_cut
@@ -334,6 +336,10 @@ class _Incarnation:
                 gpu_memory_mib=devices.memory_mib,
                 limiter=self._ports.limiter,
                 passed=self._ports.machine.passed,
+            ),
+            start_turns=StartTurns(
+                self._settings.starts_at_once or 2 * max(1, cpu_milli() // 1000),
+                self._metrics.starts_waiting,
             ),
         )
         context.save(self.head)

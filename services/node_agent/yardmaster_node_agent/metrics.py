@@ -19,11 +19,10 @@ class AgentMetrics:
         )
         self.replicas = gauge("replicas", "Replicas that hold slots on this node.")
         self.never_started = counter("never_started", "Replicas released without a start.")
+        self.starts_waiting = gauge("starts_waiting", "Replicas that wait for their turn to start.")
         self.started = counter("started", "Replicas started.")
         self.killed = counter("killed", "Replicas killed at the end of their grace, or revoked.")
-        self.runs_containers = gauge(
-            "runs_containers", "1 while the node takes jobs with an image, else 0."
-        )
+        self.runs_containers = gauge("runs_containers", "1 while the node takes images, else 0.")
         self.lost_exits = counter("lost_exits", "Replicas whose exit is not known.")
         self.facts_waiting = gauge("facts_waiting", "Facts not yet in the log.")
         self.reports_coalesced = counter(

@@ -47,6 +47,7 @@ from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
 from yardmaster_node_agent.renewals import MemoryRenewals, RenewalFile, Renewals
 from yardmaster_node_agent.reports import Reporter, Writer
 from yardmaster_node_agent.settings import ExecutorName, Settings
+from yardmaster_node_agent.start_turns import StartTurns
 from yardmaster_packages.artifact_store import ArtifactStore
 from yardmaster_packages.limits import ArtifactLimits
 from yardmaster_packages.store import PackageStore
@@ -341,6 +342,7 @@ class AgentContext:
     reporter: Reporter
     lease: Lease
     facts: NodeFacts
+    start_turns: StartTurns
 
     def save(self, *entries: Entry, durable: bool = True) -> None:
         """Append entries to the ledger."""

@@ -145,6 +145,9 @@ class Settings(PackageSettings, ArtifactSettings):
     drain_s: PositiveSeconds = 5.0
     #: The most replicas at a time; further ones are released as never started.
     max_replicas: Annotated[int, Field(gt=0, le=1200)] = 1024
+    #: The most processes, and the most containers, that start at once; further ones wait. Default:
+    #: twice the CPUs that the agent may use.
+    starts_at_once: PositiveInt | None = None
     #: Directories of ended replicas that are kept.
     kept_directories: Annotated[int, Field(ge=0)] = 100
     #: How long directories of ended replicas are kept.

@@ -277,13 +277,15 @@ class Supervision:
             if self.replica.stop is None:
                 with ending(child_span(tracer, "node_agent prepare", traceparent)):
                     await executor.prepare(launch)
-            if self.replica.stop is not None:
-                return await executor.withdraw(key)
-            self.replica.image = None if launch.image is None else launch.image.digest
-            self.replica.state = ReplicaState.STARTING
-            self._save()
-            with ending(child_span(tracer, "node_agent start", traceparent)):
-                return await executor.start(launch)
+            in_container = launch.run.image is not None
+            async with self._context.start_turns.turn(in_container=in_container):
+                if self.replica.stop is not None:
+                    return await executor.withdraw(key)
+                self.replica.image = None if launch.image is None else launch.image.digest
+                self.replica.state = ReplicaState.STARTING
+                self._save()
+                with ending(child_span(tracer, "node_agent start", traceparent)):
+                    return await executor.start(launch)
 
     async def _fetch(self, launch: Launch) -> Launch:
         """Return the launch with what it runs in; if a stop is ordered meanwhile, as it was.
