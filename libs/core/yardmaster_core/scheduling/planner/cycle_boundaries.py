@@ -35,6 +35,7 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int, rules: int) -> Clu
     for this cycle.
     """
     state.cycle = cycle
+    state.inputs_ended = False
     state.forgotten.clear()
     state.former_usage.clear()
     before_ms = state.now_ms
@@ -170,6 +171,8 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     An observed silence that did not lose its node is forgotten: the node may be heard again, and
     the silence is observed again while it lasts.
     """
+    if complete:
+        state.end_inputs()
     follow_held(state)
     for group in state.emptied:
         if not group.pending:

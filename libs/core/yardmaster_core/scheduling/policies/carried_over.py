@@ -1,7 +1,8 @@
 """Changes that are carried over to the next cycle.
 
-A policy finds the groups that may start or preempt now by what changed. The decisions of a cycle
-change something after the policy has looked, so a change counts in this cycle and in the next one.
+A policy finds the groups that may start or preempt now by what changed. The decisions of the
+planner change something after the policy has looked, so such a change counts in this cycle and in
+the next one. What changes before the planner decides counts in this cycle only (`inputs_ended`).
 Between two cycles, "this cycle" is the next one. A cycle that stops at its limit continues in the
 one after it, and both count as one.
 """
@@ -41,6 +42,10 @@ class CarriedOver(Generic[T]):
     def add_for_this_cycle(self, value: T) -> None:
         """Count a value in this cycle only."""
         self._now[value] = None
+
+    def inputs_ended(self) -> None:
+        """Let the values so far count in this cycle only: the planner sees all of them."""
+        self._next.clear()
 
     def cycle_ended(self) -> None:
         """Remove the values that counted in this cycle only."""

@@ -25,6 +25,7 @@ from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import machine as mac
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events.users import ACCESS_CHANGES
+from yardmaster_schemas.reasons import EndCode
 
 Applier = Callable[[ClusterState, Any, str], None]
 
@@ -39,6 +40,8 @@ def apply(state: ClusterState, event: Event, record_id: str = "") -> ClusterStat
     """
     applier = APPLIERS.get(type(event))
     if applier is not None:
+        if not state.inputs_ended and _is_planned(event):
+            state.end_inputs()
         applier(state, event, record_id)
         if type(event) in DISTURBING:
             state.disturb()
@@ -90,6 +93,29 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     dec.NodeSilenceObservedV1: nodes.node_silence_observed_v1,
     dec.NodeLostV1: nodes.node_lost_v1,
 }
+
+#: The decisions that the planner may make, but for the ends of tasks. Those about tasks and nodes
+#: come before: of the others, only these follow from a look at the whole pool.
+PLANNED: Final[frozenset[type[Event]]] = frozenset(
+    {
+        dec.SlotsAllocatedV1,
+        dec.SlotsReservedV1,
+        dec.ReservationDroppedV1,
+        dec.ClaimantsRankedV1,
+        dec.SharesDividedV1,
+        dec.PreemptionRequestedV1,
+        dec.StopRequestedV1,
+        dec.TaskUnschedulableV1,
+    }
+)
+
+
+def _is_planned(event: Event) -> bool:
+    """Whether the planner may have made a decision."""
+    if isinstance(event, dec.TaskEndedV1):
+        return event.code is EndCode.UNSCHEDULABLE
+    return type(event) in PLANNED
+
 
 #: Events that change what tasks may get, other than the starts and stops that cycles decide and the
 #: answers to them.

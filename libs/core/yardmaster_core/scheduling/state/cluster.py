@@ -44,6 +44,7 @@ class ClusterState:
     __slots__ = (
         *("attention", "cell", "counts", "cycle", "cycle_due", "deadlines", "deadlines_kept"),
         *("departments", "dirty", "emptied", "ended", "enrolled", "forgotten", "former_usage"),
+        "inputs_ended",
         *("jobs", "journal", "next_job", "next_node", "node_attention", "nodes", "now_ms"),
         *("policies", "pools", "projects", "revoked", "rules", "sources", "tasks", "total"),
         *("usage_due", "wake_index"),
@@ -97,6 +98,8 @@ class ClusterState:
         #: Since the cycle began: projects that may hold another amount of a pool that keeps decayed
         #: usages.
         self.usage_due: dict[tuple[Pool, Project], None] = {}
+        #: Whether the planner has decided something in this cycle.
+        self.inputs_ended = False
         #: Whether a cycle is due at once, without an input.
         self.cycle_due = False
 
@@ -202,6 +205,13 @@ class ClusterState:
         for name in names:
             if name != pool.name:
                 self.pools[name].index.input_changed(from_next_cycle=from_next_cycle)
+
+    def end_inputs(self) -> None:
+        """Tell the policies of all pools, once in a cycle, that the planner decides from now on."""
+        if not self.inputs_ended:
+            self.journal.put(self, "inputs_ended", True)
+            for pool in self.pools.values():
+                pool.index.inputs_ended()
 
     def disturb(self) -> None:
         """Tell the policies of all pools that something changed that is no answer to decisions."""

@@ -150,6 +150,9 @@ class PolicyIndex:
         """
         return False
 
+    def inputs_ended(self) -> None:
+        """The planner decides from now on; what changed so far, it sees in this cycle."""
+
     def cycle_ended(self) -> None:
         """A cycle considered everything."""
 

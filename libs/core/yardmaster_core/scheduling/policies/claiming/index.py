@@ -157,6 +157,10 @@ class ClaimingIndex(PolicyIndex, Generic[O]):
     def due(self) -> bool:
         return bool(self._due)
 
+    def inputs_ended(self) -> None:
+        for carried in self._carried:
+            carried.inputs_ended()
+
     def cycle_ended(self) -> None:
         for carried in self._carried:
             carried.cycle_ended()

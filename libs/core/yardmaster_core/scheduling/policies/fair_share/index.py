@@ -197,6 +197,9 @@ class FairShareIndex(PolicyIndex):
     def due(self) -> bool:
         return bool(self._due)
 
+    def inputs_ended(self) -> None:
+        self._due.inputs_ended()
+
     def cycle_ended(self) -> None:
         if self._noted > self._most_noted:
             passing, self._passing, self._noted = self._passing, {}, 0

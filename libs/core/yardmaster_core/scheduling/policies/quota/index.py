@@ -559,6 +559,9 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def wait_changed(self, group: Group) -> None:
         self._project_changed(group.shape.project)
+        if self._reserves and group.queue.live:
+            # Other tasks may have to wait behind it.
+            self._due.set()
         if self._built:
             self._stale_groups[group] = None
 

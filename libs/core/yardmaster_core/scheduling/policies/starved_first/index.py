@@ -418,6 +418,9 @@ class OwnersIndex(ClaimingIndex[OwnerName]):
         limited = group.wait_code(self._pool.name) in AT_LIMIT
         if self._reserves and self._built:
             self._stale_groups[group] = None
+        if self._reserves and group.queue.live:
+            # Other tasks may have to wait behind it.
+            self._due.set()
         if not limited and group not in self._limited:
             return
         if limited:
