@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from tests.support.containers import CONTAINER_IMAGE, is_there
 from tests.support.node_agent import AgentCell
@@ -17,6 +18,7 @@ from yardmaster_node_agent.executors.engine import Engine
 from yardmaster_node_agent.executors.images import BACKOFF_S, Images, PullFailed
 from yardmaster_node_agent.executors.port import FetchProgress
 from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import PullPolicy, Run
 from yardmaster_schemas.events.node_events import SlotsReleasedV1, TaskPreparingV1, TaskStartedV1
 from yardmaster_schemas.reasons import StartFailure
@@ -51,8 +53,14 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def images(clock: ManualClock) -> Images:
-    return Images(Engine(ENGINE), clock, idle_s=IDLE_S)
+def metrics() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def images(clock: ManualClock, metrics: CollectorRegistry) -> Images:
+    telemetry = Telemetry("node_agent", now_ms=clock.now_ms, registry=metrics, level="error")
+    return Images(Engine(ENGINE), clock, telemetry, idle_s=IDLE_S)
 
 
 def job(image: str, **run: Any) -> Run:
@@ -239,12 +247,15 @@ async def test_a_pull_lasts_as_long_as_bytes_arrive(
 
 
 async def test_a_pull_fails_when_no_bytes_arrive_and_the_next_one_waits_for_a_back_off(
-    registry: Registry, images: Images, clock: ManualClock
+    registry: Registry, images: Images, clock: ManualClock, metrics: CollectorRegistry
 ) -> None:
     registry.push("team/train:1")
     registry.flows.clear()
     image = registry.image("team/train:1")
     arrived = Arrived()
+
+    def metric(name: str, **labels: str) -> float | None:
+        return metrics.get_sample_value(f"yard_node_agent_image_pulls_{name}", labels)
 
     def get() -> Any:
         return images.get(image, PullPolicy.ALWAYS, arrived.note)
@@ -265,6 +276,7 @@ async def test_a_pull_fails_when_no_bytes_arrive_and_the_next_one_waits_for_a_ba
             clock.advance(pause_s - 1)
             await asyncio.sleep(0.05)
             assert not registry.requests
+            assert (metric("paused"), metric("running")) == (1, 0)
             clock.advance(1)
         assert "503" in pulling.result()
         assert registry.requests
@@ -273,6 +285,9 @@ async def test_a_pull_fails_when_no_bytes_arrive_and_the_next_one_waits_for_a_ba
     assert (await get()).id
     registry.failing = (503, "UNAVAILABLE")
     assert "503" in await failure(get())
+    assert metric("total", outcome="image_unreachable") == 5
+    assert metric("total", outcome="done") == 1
+    assert (metric("paused"), metric("running")) == (0, 0)
 
 
 async def failure(getting: Any) -> str:

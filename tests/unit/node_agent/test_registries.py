@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from yardmaster_node_agent.executors.registries import AuthsUnusable, RegistryAuths, full_name
+from yardmaster_node_agent.executors.registries import (
+    AuthsUnusable,
+    Credentials,
+    RegistryAuths,
+    full_name,
+)
 
 
 def auth(user: str, password: str) -> dict[str, str]:
@@ -80,6 +85,14 @@ def test_a_file_that_cannot_be_used_is_refused_without_its_content(
     with pytest.raises(AuthsUnusable) as refused:
         auths(tmp_path, content).of("example.org/x")
     assert "secret" not in str(refused.value)
+
+
+def test_the_beginning_of_a_secret_at_the_end_of_a_text_is_hidden() -> None:
+    login = Credentials("r", "ada", "analytical-engine")
+    assert login.hidden_in("denied for analytical-eng") == "denied for ***"
+    assert login.hidden_in("denied for analyt") == "denied for ***"
+    assert login.hidden_in("denied for ana") == "denied for ana"
+    assert login.hidden_in("denied for analytical-engine") == "denied for ***"
 
 
 def test_secrets_are_hidden_in_texts_and_not_part_of_the_representation(tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ class DockerExecutor:
         self._user = user
         self._network = network
         self._images = Images(
-            engine, clock, idle_s=pull_idle_s, auths=RegistryAuths(registry_auths)
+            *(engine, clock, telemetry), idle_s=pull_idle_s, auths=RegistryAuths(registry_auths)
         )
         self._host = ""
         self._known_owner = ""

@@ -17,6 +17,7 @@ from yardmaster_node_agent.executors.engine import Engine, EngineRefused
 from yardmaster_node_agent.executors.port import FetchProgress, ImageFound, OnProgress
 from yardmaster_node_agent.executors.registries import AuthsUnusable, RegistryAuths
 from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.waiting import first_of
 from yardmaster_schemas.events.details import PullPolicy
 from yardmaster_schemas.reasons import StartFailure
@@ -138,8 +139,23 @@ class Images:
     """The images of an engine."""
 
     def __init__(
-        self, engine: Engine, clock: Clock, *, idle_s: float, auths: RegistryAuths | None = None
+        self,
+        engine: Engine,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        idle_s: float,
+        auths: RegistryAuths | None = None,
     ) -> None:
+        self._done = telemetry.counter(
+            "image_pulls",
+            "Pulls of images that ended, by outcome: done, or the failure.",
+            "outcome",
+        )
+        self._running = telemetry.gauge("image_pulls_running", "Pulls of images that run now.")
+        self._paused = telemetry.gauge(
+            "image_pulls_paused", "Pulls of images that wait for the back-off after a failure."
+        )
         self._engine = engine
         self._clock = clock
         self._idle_s = idle_s
@@ -185,10 +201,13 @@ class Images:
                     raise PullFailed(str(pull.error), pull.error.failure)
 
     async def _next_pull(self, reference: str, pull: _Pull) -> None:
-        await self._clock.sleep(max(0.0, pull.not_before_s - self._clock.monotonic_s()))
+        with self._paused.track_inprogress():
+            await self._clock.sleep(max(0.0, pull.not_before_s - self._clock.monotonic_s()))
         try:
-            await self._pull(reference, pull)
+            with self._running.track_inprogress():
+                await self._pull(reference, pull)
         except PullFailed as error:
+            self._done.labels(error.failure.value).inc()
             pull.ended, pull.error = pull.ended + 1, error
             pull.failures = pull.failures + 1 if error.may_pass else 0
             if not error.may_pass:
@@ -196,6 +215,7 @@ class Images:
             pause_s = min(MAX_BACKOFF_S, BACKOFF_S * 2 ** min(pull.failures - 1, 16))
             pull.not_before_s = self._clock.monotonic_s() + pause_s
             raise
+        self._done.labels("done").inc()
         pull.ended, pull.error, pull.failures = pull.ended + 1, None, 0
 
     async def _pull(self, reference: str, pull: _Pull) -> None:

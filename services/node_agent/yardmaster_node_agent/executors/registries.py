@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 MAX_FILE_BYTES: Final = 2**20
+#: The shortest beginning of a secret that is hidden at the end of a text.
+MIN_HIDDEN: Final = 4
 DOCKER_HUB: Final = "docker.io"
 #: The names under which files have Docker Hub.
 _HUB_NAMES: Final = ("index.docker.io", "registry-1.docker.io", "registry.hub.docker.com")
@@ -44,10 +46,19 @@ class Credentials:
         return base64.urlsafe_b64encode(content).decode()
 
     def hidden_in(self, text: str) -> str:
-        """Return a text without the secrets, in case that an engine or a registry repeats them."""
+        """Return a text without the secrets, in case that an engine or a registry repeats them.
+
+        The text may have been cut, so the beginning of a secret at its end is hidden too.
+        """
         pair = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
         for secret in (self.header, pair, self.password, self.identity_token):
-            text = text.replace(secret, "***") if secret else text
+            if not secret:
+                continue
+            text = text.replace(secret, "***")
+            for size in range(min(len(secret), len(text)), MIN_HIDDEN - 1, -1):
+                if text.endswith(secret[:size]):
+                    text = f"{text[:-size]}***"
+                    break
         return text
 
 
