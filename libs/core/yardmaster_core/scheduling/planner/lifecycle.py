@@ -63,11 +63,13 @@ def decide_lifecycle(draft: Draft) -> None:
 def _advance_task(draft: Draft, task: Task) -> None:
     # A task may take two steps at once: requeued, then ended because it was cancelled meanwhile.
     while (event := next_of_task(draft.state, task)) is not None:
+        nodes = event.nodes if isinstance(event, StopOverdueV1) else ()
+        owners = {owner for node in nodes for owner in draft.state.nodes[node].reserved}
+        if owners:
+            # In the same cycle: until then, slots are reserved that may never be released.
+            draft.require(1 + len(owners))
         draft.record(event, task.id, task.cause)
-        if isinstance(event, StopOverdueV1):
-            # At once: until then, slots of these nodes are reserved that may never be released.
-            for node in event.nodes:
-                _drop_impossible(draft, draft.state.nodes[node].reserved)
+        _drop_impossible(draft, owners)
 
 
 def _drop_impossible(draft: Draft, owners: Iterable[Task]) -> None:

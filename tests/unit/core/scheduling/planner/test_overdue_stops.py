@@ -49,6 +49,13 @@ def test_another_victim_is_preempted_once_the_first_one_is_overdue(policy: str) 
     assert_sound(cell.state)
 
 
+def test_a_cycle_at_its_limit_does_not_leave_slots_reserved_that_may_never_be_released() -> None:
+    cell = stuck()
+    decided = cell.cycle(after_s=GRACE_S + OVERDUE_S, limit=1)
+    assert [type(event) for event in decided] == [dec.StopOverdueV1, dec.ReservationDroppedV1]
+    assert_sound(cell.state)
+
+
 def test_the_slots_are_free_again_as_soon_as_they_are_released() -> None:
     cell = stuck()
     cell.cycle(after_s=GRACE_S + OVERDUE_S)
