@@ -77,6 +77,8 @@ class Host:
             "SIM_EXIT": str(exit_code),
             "SIM_CHECKPOINT": "s3://runs/a",
             "NOTE": '{"uri": "s3://runs/a", "step": 1}',
+            # Tests that run at the same time find only their own programs.
+            "HOST_OF_TEST": str(self.replicas),
             "WITNESS": str(Path(self.inside or self.replicas / str(key)) / "work" / "witness"),
             "YARD_CHECKPOINT_FILE": paths.checkpoint_file,
             "YARD_STOP_FILE": paths.stop_file,
@@ -96,7 +98,7 @@ class Host:
         """Return the folders of replicas that are left, and the pids of their programs."""
         if not self.real:
             return []
-        mark = f"WITNESS={self.inside or self.replicas}/".encode()
+        mark = f"HOST_OF_TEST={self.replicas}\0".encode()
         pids = [pid for pid in procfs.processes() if procfs.has_variable(pid, mark)]
         folders = self.replicas.iterdir() if self.replicas.exists() else ()
         return [*(path.name for path in folders), *map(str, pids)]
@@ -423,6 +425,7 @@ async def test_an_agent_killed_at_any_wait_starts_nothing_twice_and_leaves_nothi
         if step in ("end", "sweep", "forget"):
             execution = await agent.start(launch)
             await host.until_running(key)
+            assert len(host.left()) > 1 or not host.real, "a program that runs is found"
             if step == "forget":
                 await killed(execution)
         calls: dict[str, Callable[[], Coroutine[Any, Any, Any]]] = {
