@@ -238,8 +238,9 @@ class Registry:
         self._server.shutdown()
         self._server.server_close()
         client = docker.from_env()
-        for image in client.images.list():
-            for name in (*image.tags, *image.attrs.get("RepoDigests", ())):
+        # Without looking at each image: a test that runs at the same time may remove its own.
+        for image in client.api.images():
+            for name in (*(image["RepoTags"] or ()), *(image["RepoDigests"] or ())):
                 if name.startswith(f"{self.host}/"):
                     with suppress(ImageNotFound, APIError):
                         client.images.remove(name, force=True)
