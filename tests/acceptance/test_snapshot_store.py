@@ -34,12 +34,19 @@ def gone(folder: Path) -> Callable[[], None]:
 
 def hanging(folder: Path) -> Callable[[], None]:
     """Let each read of a fence or snapshot wait for ever; return what brings the store back."""
-    shutil.copytree(folder, folder.with_name("copy"))
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
     assert let_reads_hang(folder) == {".json", ".snapshot"}
 
     def back() -> None:
-        shutil.rmtree(folder)
-        folder.with_name("copy").rename(folder)
+        # File by file: services write to the store meanwhile, so its folder cannot be replaced.
+        for path in list(folder.rglob("*")):
+            if path.is_fifo():
+                copied = copy / path.relative_to(folder)
+                if copied.exists():
+                    copied.replace(path)
+                else:  # saved after the copy was made
+                    path.unlink(missing_ok=True)
 
     return back
 
