@@ -168,7 +168,7 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "up": _plain("up", "up --local --agents 4 --gateways 2", of=_DATA),
     "down": _plain("down", "down --purge", of=_DATA),
     "setup": _one("setup --log kafka://broker-1:9092 --cells main", of=_NOTHING),
-    "demo": _plain("demo", "demo --running", of=_SERVER | {"no_color"}),
+    "demo": _plain("demo", "demo --executor docker", "demo --running", of=_SERVER | {"no_color"}),
     "doctor": _list("doctor", of=_DATA),
     "login": _plain(
         "login prod https://yard.example.org --token-command 'pass show yard'", of=_NOTHING

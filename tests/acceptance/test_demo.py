@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.containers import CONTAINER_IMAGE, is_there
 from tests.support.yard_cli import STEP_S, Dev, next_line
 
 pytestmark = pytest.mark.xdist_group("cli")
@@ -36,6 +37,19 @@ def test_the_demo_shows_all_seven_steps_and_their_proof_within_a_minute(tmp_path
     assert "every decision was recomputed" in said.out
     assert "NOT" not in said.out
     assert "\x1b" not in said.out
+
+
+def test_the_gangs_of_the_demo_also_run_in_containers(tmp_path: Path) -> None:
+    if not is_there(CONTAINER_IMAGE):
+        pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
+    said = Dev(tmp_path).yard("demo", "--executor", "docker", "--image", CONTAINER_IMAGE)
+    assert re.search(r"^Python 3\.", said.out, re.MULTILINE)
+    gangs = re.findall(r"^\$ yard submit .*--replicas 2 (.*) -- ", said.out, re.MULTILINE)
+    assert len(gangs) == 3
+    assert all(f"--image {CONTAINER_IMAGE}" in gang for gang in gangs)
+    assert "6 of 6 tasks that were not cancelled succeeded" in said.out
+    assert "every decision was recomputed" in said.out
+    assert "NOT" not in said.out
 
 
 def test_ctrl_c_during_a_command_of_the_demo_ends_the_demo(tmp_path: Path) -> None:

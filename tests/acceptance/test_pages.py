@@ -9,12 +9,14 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from tests.support.containers import pulled
 from tests.support.netns import Network, allowed, own_network
 from tests.support.reader import Exceptions, Reader
 from tests.support.readme import Block, Terminal, blocks, clean_copy, reader_env
@@ -49,6 +51,8 @@ FOLLOWS: Final = {
 STAYS: Final = {
     "yard dev --data team --port 7460 --token-file tokens.json": SHARED_IS_UP,
 }
+#: The images that the commands of pages name.
+IMAGES: Final = {"how-to/containers.md": "python:3.12"}
 #: Blocks that contain no commands.
 NO_COMMANDS: Final = ("json", "nginx", "properties", "python", "sql", "text", "yaml")
 #: Blocks of `shell` show commands that cannot run here. How many each page has, and why.
@@ -153,12 +157,13 @@ def test_every_command_of_a_page_does_what_the_page_says(page: str, cluster: Pag
         columns=COLUMNS,
         preamble=PREAMBLE,
     )
-    try:
-        reader.read(f"docs/{page}", pages()[page])
-        reader.end_staying()
-    finally:
-        reader.close()
-        clean_up(cluster, reader.seen)
+    with pulled(IMAGES[page]) if page in IMAGES else nullcontext():
+        try:
+            reader.read(f"docs/{page}", pages()[page])
+            reader.end_staying()
+        finally:
+            reader.close()
+            clean_up(cluster, reader.seen)
     for seconds, command in sorted(reader.took_s, reverse=True)[:5]:
         print(f"{seconds:6.1f} s  {command}")
 

@@ -6,6 +6,8 @@ processes of `kafka_broker` and `redis_server`; in CI a missing image is a failu
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final, Self
@@ -89,6 +91,27 @@ class RedisContainer(LoopbackContainer):
     def url(self) -> str:
         """The URL for clients."""
         return f"redis://{HOST}:{self.port}/0"
+
+
+@contextmanager
+def pulled(image: str) -> Iterator[None]:
+    """Where the machine lacks an image that a page names, `CONTAINER_IMAGE` gets its name.
+
+    Skips the test on a machine without `CONTAINER_IMAGE`; in CI it fails.
+    """
+    if not is_there(CONTAINER_IMAGE):
+        pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
+    client = docker.from_env()
+    named = bool(client.images.list(name=image))
+    try:
+        if not named:
+            client.images.get(CONTAINER_IMAGE).tag(image)
+        yield
+    finally:
+        if not named:
+            client.images.remove(image, noprune=True)
+        client.close()
+        collect_half_open()
 
 
 @cache

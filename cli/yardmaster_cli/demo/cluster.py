@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from typing import Final
 
 import click
 
+import yardmaster
 from yardmaster.client import Client
 from yardmaster.local_cluster import read_dev
 from yardmaster_cli.errors import BadUsage, CliError, Exit
@@ -26,6 +29,8 @@ from yardmaster_schemas.api import Phase, Task
 
 #: The longest wait for one event, in seconds; the whole demo usually takes 25.
 STEP_S: Final = 60.0
+#: The longest wait for the first container, whose image may have to be pulled.
+PULL_LIMIT: Final = "20m"
 #: The polling interval, in seconds.
 LOOK_S: Final = 0.2
 NODES: Final = 2
@@ -35,6 +40,8 @@ MOST_GPUS: Final = 32
 POOL: Final = "default"
 #: The most tasks that one request lists.
 PAGE: Final = 1000
+#: The name of the folder of checkpoints, and where containers have it.
+_CHECKPOINTS: Final = "checkpoints"
 _HOLDING: Final = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 #: Settings of the user that must not affect the demo.
 _FOREIGN: Final = ("YARD_SERVER", "YARD_TOKEN", "YARD_PROJECT", "YARD_OUTPUT", "YARD_LOG")
@@ -182,6 +189,10 @@ class DemoCluster:
             lambda: sum(node.state == "ready" for node in self.client.nodes().items) == NODES,
             "both nodes have joined",
         )
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Do what the demo needs before its first step: here nothing."""
 
     def _end_tasks(self) -> None:
         """Cancel all tasks of the demo after a failure."""
@@ -231,6 +242,14 @@ class DemoCluster:
             raise CliError("the job was refused", exit_code=code)
         return job
 
+    def submit_gang(self, flags: Sequence[str], program: str, steps: int) -> str:
+        """Submit a job that runs an example program as a gang, and return its id.
+
+        Raises:
+            CliError: the job was refused.
+        """
+        return self.submit(flags, self.programs.run(program, steps))
+
     def cancel(self, refs: Sequence[str]) -> None:
         """Cancel jobs or tasks; a long list is abbreviated."""
         shown = refs if len(refs) < 4 else [refs[0], "...", refs[-1]]
@@ -277,6 +296,74 @@ class DemoCluster:
             return done(tasks)
 
         self.until(look, what)
+
+
+class ContainerCluster(DemoCluster):
+    """A cluster of its own as `DemoCluster`, which runs the gangs of the demo in containers."""
+
+    #: Containers start later than processes, and no point may end before the demo cancels it.
+    search_steps = 100
+
+    def __init__(self, folder: Path, image: str, *, color: bool) -> None:
+        super().__init__(folder, Programs.here(folder), color=color)
+        self.image = image
+        #: The example programs with the SDK, which needs only Python's standard library.
+        self.code = folder / "code"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """As in `DemoCluster`, with nodes whose containers share a network and the checkpoints.
+
+        Raises:
+            CliError: no node can run containers, or none can run the image.
+        """
+        examples, sdk = Path(self.programs.examples), Path(yardmaster.__file__).parent
+        self.code.mkdir()
+        for program in ("tiny.py", "train_gang.py"):
+            shutil.copy(examples / program, self.code)
+        (self.code / "yardmaster").mkdir()
+        for module in ("__init__.py", "task.py"):
+            shutil.copy(sdk / module, self.code / "yardmaster")
+        checkpoints = Path(self.programs.checkpoints)
+        checkpoints.mkdir()
+        mounts = {_CHECKPOINTS: {"path": str(checkpoints), "read_only": False}}
+        os.environ |= {
+            "YARD_AGENT_EXECUTOR": "auto",
+            "YARD_AGENT_CONTAINER_NETWORK": "host",
+            "YARD_AGENT_MOUNTS": json.dumps(mounts),
+        }
+        with super().running():
+            yield
+
+    def prepare(self) -> None:
+        """Run the image once, so that its pull does not delay a step.
+
+        Raises:
+            CliError: no node can run containers, or none can run the image.
+        """
+        if not any("container" in node.executors for node in self.client.nodes().items):
+            raise CliError(
+                "no container engine answers",
+                exit_code=Exit.CONFLICT,
+                hint="start Docker, or run yard demo without --executor; yard doctor says more",
+            )
+        self.say(f"The gangs will run in containers of {self.image}. Does it have Python?")
+        options = ["--image", self.image, "--follow", "--timeout", PULL_LIMIT]
+        code = self.yard("submit", *options, "--", "python3", "--version")
+        if code != Exit.DONE:
+            raise CliError(f"{self.image} did not run", exit_code=code, hint=self.log_hint)
+
+    def submit_gang(self, flags: Sequence[str], program: str, steps: int) -> str:
+        """Submit a job that runs an example program as a gang of containers; return its id.
+
+        Raises:
+            CliError: the job was refused.
+        """
+        folder = f"/{_CHECKPOINTS}"
+        options = ["--image", self.image, "--context", str(self.code)]
+        options += ["--mount", f"{_CHECKPOINTS}:{folder}:rw"]
+        words = ["python3", program, "--steps", str(steps), "--out", folder]
+        return self.submit([*flags, *options], words)
 
 
 class RunningCluster(DemoCluster):

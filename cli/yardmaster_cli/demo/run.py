@@ -219,13 +219,9 @@ class DemoRun:
 
     def _submit_gang(self, name: str, priority: int, gpus: int, steps: int) -> str:
         """Submit a gang with one replica per node."""
-        return self.cluster.submit(
-            [
-                *("--name", name, "--priority", str(priority), "--grace", "20s"),
-                *("--gpus", str(gpus), "--replicas", str(self.cluster.nodes)),
-            ],
-            self.cluster.programs.run("train_gang.py", steps),
-        )
+        flags = ["--name", name, "--priority", str(priority), "--grace", "20s"]
+        flags += ["--gpus", str(gpus), "--replicas", str(self.cluster.nodes)]
+        return self.cluster.submit_gang(flags, "train_gang.py", steps)
 
     def _until_it_waits(self, job: str) -> None:
         def waits(tasks: Sequence[Task]) -> bool:

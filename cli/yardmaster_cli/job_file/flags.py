@@ -51,6 +51,19 @@ def _replicas(text: str) -> Any:
     return {"min": scalar(low), "max": scalar(high)} if colon else scalar(text)
 
 
+def _mount(text: str) -> Any:
+    """Read `SOURCE:TARGET`, as Docker's `--volume`; `:rw` at the end asks to write."""
+    source, colon, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    if not source or not colon or mode not in ("", "ro", "rw"):
+        raise BadUsage(
+            f"--mount {text}: expected SOURCE:TARGET or SOURCE:TARGET:rw",
+            hint="SOURCE is a name that the operator chose, TARGET a path: datasets:/data",
+        )
+    mount: dict[str, Any] = {"source": source, "target": target}
+    return mount | {"read_only": False} if mode == "rw" else mount
+
+
 FLAGS: Final = (
     Flag("name", ("name",), "Name of the job.", text=True),
     Flag("project", ("project",), "Project of the job.", "NAME", text=True, short="p"),
@@ -136,6 +149,15 @@ FLAGS: Final = (
     Flag("start-from", ("checkpoint", "start_from"), "Checkpoint to start from.", "URI", text=True),
     Flag("image", ("run", "image"), "Container image.", "IMAGE", text=True),
     Flag("pull", ("run", "pull"), "When to pull it: missing, always or never.", "WHEN", text=True),
+    Flag(
+        "mount",
+        ("run", "mounts"),
+        "Folder that the operator named, at a path in the container: datasets:/data; :rw to write.",
+        "SOURCE:TARGET",
+        many=True,
+        read=_mount,
+    ),
+    Flag("shm", ("run", "shm"), "Size of /dev/shm in the container: 16Gi.", "SIZE", text=True),
     Flag(
         "script", ("run", "script"), "Script for sh -eu, instead of a command.", "TEXT", text=True
     ),

@@ -263,6 +263,7 @@ NODES: Final = (
     Column("ADDRESS", _key("address"), wide=True),
     Column("ISOLATION", _key("isolation"), wide=True),
     Column("FRACTIONS", _fraction_limits, wide=True),
+    Column("RUNS", lambda row: ",".join(row.get("executors") or ()) or None, wide=True),
     Column(
         "ENROLLED", lambda row: (row.get("enrollment") or {}).get("gpus"), wide=True, right=True
     ),

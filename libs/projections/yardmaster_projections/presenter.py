@@ -469,6 +469,7 @@ class Presenter:
             gpu_milli_reserved=reserved_milli,
             reserved=reserved,
             fraction_limits=joined.fraction_limits if joined is not None else None,
+            executors=list(joined.executors) if joined is not None else [],
         )
 
     async def _held_on(

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import QueueShare
 from yardmaster_schemas.events.details import Run, StopSignal
-from yardmaster_schemas.events.node_events import FractionLimits, Isolation
+from yardmaster_schemas.events.node_events import ExecutorKind, FractionLimits, Isolation
 from yardmaster_schemas.events.requests import (
     CellConfig,
     DepartmentConfig,
@@ -744,6 +744,7 @@ class Node(Answer):
     gpu_milli_reserved: int = 0
     reserved: list[NodeReservation] = Field(default_factory=list)
     fraction_limits: FractionLimits | None = None
+    executors: list[ExecutorKind] = Field(default_factory=list)
 
 
 class Pool(Answer):

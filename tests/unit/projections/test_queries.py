@@ -76,8 +76,9 @@ async def test_explain_and_nodes_say_where_fractions_are_not_enforced() -> None:
     assert await without_limits(f"{A}.0") == [], "it has a whole GPU"
     assert await without_limits(f"{B}.1") == [], "it is pending"
     nodes = [await store.get(NodeRow, name) for name in ("n1", "n2")]
-    shown = [(await presenter.node(row)).fraction_limits for row in nodes if row is not None]
-    assert shown == ["none", "mps"]
+    shown = [await presenter.node(row) for row in nodes if row is not None]
+    assert [node.fraction_limits for node in shown] == ["none", "mps"]
+    assert [node.executors for node in shown] == [["process"], ["process"]]
 
 
 async def test_tasks_are_filtered_by_phase_project_pool_node_and_job() -> None:

@@ -255,6 +255,10 @@ ANSWERS: Final[Texts] = {
         "The errors in single fields of the body.",
         [{"pointer": "/priority", "code": "int_type", "detail": "must be a whole number"}],
     ),
+    "executors": (
+        "What the node runs: `process`, and `container` while its container engine answers.",
+        ["process", "container"],
+    ),
     "exit_code": ("The exit code; null if a signal ended it.", 3),
     "exit_zero": ("What exit code 0 means after a request to stop.", "stopped"),
     "exited_at": ("When it exited.", _AT),

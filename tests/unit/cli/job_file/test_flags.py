@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from yardmaster.errors import InputError
-from yardmaster_cli.errors import CliError, Exit, input_error
+from yardmaster_cli.errors import BadUsage, CliError, Exit, input_error
 from yardmaster_cli.job_file.flags import FLAGS, build
 from yardmaster_schemas.job_file import JobSpec
 
@@ -120,7 +120,8 @@ def test_every_flag_sets_the_key_it_says() -> None:
         "image": "team/train:1", "pull": "always", "working_dir": "/srv", "env": ("A=1",),
         "secret": ("T=shared/hf",),
         "label": ("team=x",), "script": "echo hi", "avoid_node": ("n1", "n2"),
-        "runtime_estimate": "90m", "gpu_memory": "20Gi",
+        "runtime_estimate": "90m", "gpu_memory": "20Gi", "shm": "1Gi",
+        "mount": ("datasets:/data", "scratch:/scratch:rw"),
     }  # fmt: skip
     # Keys that exclude another one: tasks and matrix, image and context; tested below.
     left_out = {"matrix", "context_folder"}
@@ -135,6 +136,16 @@ def test_every_flag_sets_the_key_it_says() -> None:
     assert spec.run.env == {"A": "1"}
     assert spec.pools == ["a", "b"]
     assert spec.avoid_nodes == ["n1", "n2"]
+    assert [(each.source, each.target, each.read_only) for each in spec.run.mounts] == [
+        ("datasets", "/data", True),
+        ("scratch", "/scratch", False),
+    ]
+
+
+@pytest.mark.parametrize("text", ["datasets", ":/data", "datasets:/data:x", "datasets:/data:rw:z"])
+def test_a_mount_that_is_not_a_name_and_a_path_is_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match="expected SOURCE:TARGET or SOURCE:TARGET:rw"):
+        build(None, "command line", flags={"mount": (text,)})
 
 
 def test_memory_without_a_unit_is_refused_in_file_and_flag() -> None:

@@ -17,6 +17,12 @@ def test_nodes_say_whether_fractions_are_enforced(
     assert column.cell({"gpus": gpus, "fraction_limits": limits}) == shown
 
 
+def test_nodes_say_what_they_run() -> None:
+    (column,) = [column for column in NODES if column.title == "RUNS"]
+    assert column.cell({"executors": ["process", "container"]}) == "process,container"
+    assert column.cell({"executors": []}) is None
+
+
 @pytest.mark.parametrize(
     ("first", "last", "count", "shown"),
     [
