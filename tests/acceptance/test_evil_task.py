@@ -16,8 +16,8 @@ import pytest
 from tests.support import evil_task
 from tests.support.cluster import Cluster
 from tests.support.log_gateway import LogGateway
+from tests.support.task_users import settings_of, users_of_test
 from tests.support.yard_cli import Dev, until
-from yardmaster_node_agent.executors.task_user import DEFAULT_ID
 from yardmaster_schemas.access import agent_user
 from yardmaster_schemas.events.admissions import NodeCordonedV1
 from yardmaster_schemas.events.decisions import Outcome, SlotsAllocatedV1
@@ -38,8 +38,9 @@ def folder() -> Iterator[Path]:
         yield path
 
 
-def small(folder: Path, **env: Any) -> Cluster:
-    return Cluster(folder, quotas=1, schedulers=1, views=1, agents=2, slots=1, env={"agent": env})
+def small(folder: Path, *, agents: int = 2, **env: Any) -> Cluster:
+    kinds = {"agent": {name: str(value) for name, value in env.items()}}
+    return Cluster(folder, quotas=1, schedulers=1, views=1, agents=agents, slots=1, env=kinds)
 
 
 def running_on(cluster: Cluster, task: str) -> dict[str, Any]:
@@ -64,7 +65,7 @@ def running_on(cluster: Cluster, task: str) -> dict[str, Any]:
 def test_with_the_credentials_of_its_agent_a_task_is_no_operator_and_no_gateway(
     tmp_path: Path,
 ) -> None:
-    with small(tmp_path, YARD_AGENT_TASK_USER="same") as cluster:
+    with small(tmp_path, YARD_AGENT_TASK_USERS="same") as cluster:
         gateway = LogGateway(cluster)
         (victim,) = gateway.submit(["sleep", "600"])
         replica = running_on(cluster, victim)
@@ -94,7 +95,9 @@ def test_with_the_credentials_of_its_agent_a_task_is_no_operator_and_no_gateway(
 @pytest.mark.xdist_group("evil")
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to switch users")
 def test_as_another_user_a_task_has_no_credentials_and_cannot_report_its_end(folder: Path) -> None:
-    with small(folder, YARD_AGENT_TASK_USER=str(DEFAULT_ID)) as cluster:
+    users = settings_of(users_of_test())
+    env = {f"YARD_AGENT_{name.upper()}": value for name, value in users.items()}
+    with small(folder, agents=1, **env) as cluster:
         said = folder / "said"
         said.mkdir()
         said.chmod(0o777)
@@ -115,7 +118,8 @@ def test_as_another_user_a_task_has_no_credentials_and_cannot_report_its_end(fol
         assert end.outcome is Outcome.FAILED
         exits = [e for e in cluster.events("node-events") if isinstance(e, TaskExitedV1)]
         assert [each.exit_code for each in exits] == [42]
-        assert (said / "uid").read_text().strip() == str(DEFAULT_ID)
+        first, last = map(int, str(users["task_users"]).split("-"))
+        assert first < int((said / "uid").read_text()) <= last
         assert not (said / "readable").exists(), (said / "readable").read_text()
         assert not (said / "written").exists(), (said / "written").read_text()
         joined = [e for e in cluster.events("node-events") if isinstance(e, NodeJoinedV1)]

@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.containers import CONTAINER_IMAGE, is_there
 from tests.support.half_open import collect_half_open
+from tests.support.task_users import SIZE, users_of_test
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors import procfs
@@ -23,7 +24,7 @@ from yardmaster_node_agent.executors.docker import DockerExecutor
 from yardmaster_node_agent.executors.engine import Engine
 from yardmaster_node_agent.executors.port import Execution, Executor, Launch, Phase
 from yardmaster_node_agent.executors.process import ProcessExecutor
-from yardmaster_node_agent.executors.task_user import DEFAULT_ID, TaskUser
+from yardmaster_node_agent.executors.task_user import TaskUsers
 from yardmaster_node_agent.ports import EXECUTORS
 from yardmaster_node_agent.settings import ExecutorName, Settings
 from yardmaster_runtime.clock import SystemClock
@@ -42,6 +43,8 @@ KEY = ReplicaKey("4kq7w2mz9c1f.0", 1, 0)
 OTHER = ReplicaKey("4kq7w2mz9c1f.1", 1, 0)
 #: A connection that is given up while it is opened is left to the collector.
 LEAVES_SOCKETS = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+#: Hosts whose replicas have users of their own.
+AS_USERS = ("processes of users", "containers of users")
 #: More suspensions than any call of an executor has.
 MANY = 200
 
@@ -59,6 +62,8 @@ class Host:
     image: str | None = None
     #: Where a program finds the directory of its replica.
     inside: str | None = None
+    #: The users of its replicas.
+    users: TaskUsers | None = None
     #: The waits from one tried kill to the next: a request to an engine has several waits.
     stride: int = 1
 
@@ -85,7 +90,12 @@ class Host:
         }
         if self.image is None:
             env["PATH"] = os.environ["PATH"]
-        return Launch(key=key, run=program, env=env)
+        user = None
+        if self.users is not None:
+            # Replicas that a test runs together have different users, as an agent gives them.
+            after = self.users.first + (2 * key.attempt + int(key.task_id[-1])) % (SIZE - 1)
+            user = self.users.own((), after, shared=False)
+        return Launch(key=key, run=program, env=env, user=user)
 
     async def until_running(self, key: ReplicaKey = KEY) -> None:
         """Wait until the program of a replica has noted its start."""
@@ -108,20 +118,22 @@ class Host:
             assert self.witness(key).read_text() == "", f"{key} was started again"
 
 
-@pytest.fixture(params=[*EXECUTORS, "process as another user", "containers of auto"])
+@pytest.fixture(params=[*EXECUTORS, *AS_USERS, "containers of auto"])
 async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Host]:
     # Other users cannot pass through the folders of pytest.
     with TemporaryDirectory() as folder:
         os.chmod(folder, 0o711)
         data_dir = Path(folder) / "data"
-        if request.param == "process as another user":
+        users = None
+        if request.param in AS_USERS:
             if os.geteuid() != 0:
                 pytest.skip("needs root")
-            user = TaskUser(DEFAULT_ID, DEFAULT_ID)
+            users = users_of_test()
+        if request.param == "processes of users":
 
             def agent() -> Executor:
                 root, renewed = data_dir / "replicas", tmp_path / "renewed"
-                return ProcessExecutor(root, SystemClock(), user, renewed=renewed)
+                return ProcessExecutor(root, SystemClock(), users, renewed=renewed)
         elif request.param == "simulated":
             # A simulated host lives as long as its executor.
             only = of_settings("simulated", tmp_path)
@@ -129,23 +141,24 @@ async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             def agent() -> Executor:
                 return only
         else:
-            with_image = request.param == "containers of auto"
+            with_image = request.param.startswith("containers of")
             if with_image and not is_there(CONTAINER_IMAGE):
                 pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
 
             def agent() -> Executor:
                 return of_settings("auto" if with_image else request.param, data_dir)
 
-        if request.param == "containers of auto":
+        if request.param.startswith("containers of"):
             root = data_dir / "containers"
-            yield Host(agent, root, image=CONTAINER_IMAGE, inside="/yard", stride=9)
+            yield Host(agent, root, image=CONTAINER_IMAGE, inside="/yard", users=users, stride=9)
         else:
-            yield Host(agent, data_dir / "replicas", real=request.param != "simulated")
+            real = request.param != "simulated"
+            yield Host(agent, data_dir / "replicas", real=real, users=users)
         await agent().sweep()
 
 
 def of_settings(name: ExecutorName, data_dir: Path) -> Executor:
-    settings = Settings(node="n1", data_dir=data_dir, executor=name, task_user="same")
+    settings = Settings(node="n1", data_dir=data_dir, executor=name, task_users="same")
     telemetry = Telemetry("node_agent", now_ms=lambda: 0, level="warning")
     return EXECUTORS[settings.executor](settings, SystemClock(), telemetry).executor
 

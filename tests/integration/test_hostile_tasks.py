@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.support.node_agent import AgentCell, alive, python, sh
-from yardmaster_node_agent.executors.task_user import DEFAULT_ID, TaskUser
+from tests.support.task_users import settings_of, users_of_test
 from yardmaster_schemas.events.node_events import CheckpointDoneV1, TaskExitedV1
 
 #: Planted content that the agent would report if it read through a link.
@@ -78,11 +78,10 @@ time.sleep(0.3)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to switch users")
 async def test_a_file_of_another_user_is_no_checkpoint_of_an_isolated_task(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
 ) -> None:
-    user = TaskUser(DEFAULT_ID, DEFAULT_ID)
-    monkeypatch.setattr("yardmaster_node_agent.ports.choose_user", lambda *_: (user, ""))
     cell = await AgentCell(folder / "data").open()
+    cell.configure(**settings_of(users_of_test()))
     # A task with write access to a shared folder can move files of others, without a link.
     shared = folder / "shared"
     shared.mkdir()

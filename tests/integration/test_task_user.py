@@ -1,16 +1,21 @@
-"""Tasks as another user than the agent: what they may write, and what is closed to them."""
+"""Tasks as other users than the agent: what they may write, and what is closed to them."""
 
+import asyncio
 import os
-import sys
+import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
 from tests.support.node_agent import AgentCell, sh
-from yardmaster_node_agent.errors import TaskUserUnusable
-from yardmaster_node_agent.executors.task_user import DEFAULT_ID, TaskUser, choose_user
+from tests.support.task_users import settings_of, users_of_test
+from yardmaster_node_agent.agent_state import AgentState, ReplicaKey, ReplicaState, TaskUser
+from yardmaster_node_agent.executors.port import Execution, Launch
+from yardmaster_node_agent.ledger import FileLedger
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
     Isolation,
@@ -19,8 +24,6 @@ from yardmaster_schemas.events.node_events import (
 )
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-
-USER = TaskUser(DEFAULT_ID, DEFAULT_ID)
 
 
 @pytest.fixture
@@ -33,16 +36,32 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def cell(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AgentCell:
-    """A node whose tasks are another user; the Python of the tests may be in a folder of root."""
-    monkeypatch.setattr("yardmaster_node_agent.ports.choose_user", lambda *_: (USER, ""))
-    return AgentCell(folder / "data")
+def cell(folder: Path) -> AgentCell:
+    """A node whose tasks are other users."""
+    cell = AgentCell(folder / "data")
+    cell.configure(**settings_of(users_of_test()))
+    return cell
+
+
+def state_of(cell: AgentCell) -> AgentState:
+    """Return what the ledger says, without an agent."""
+    ledger = FileLedger(cell.data_dir / "ledger")
+    state = ledger.load()
+    ledger.close()
+    assert state is not None
+    return state
+
+
+def user_of(cell: AgentCell, task: str, replica: int = 0) -> TaskUser:
+    user = state_of(cell).replicas[ReplicaKey(task, 1, replica)].user
+    assert user is not None
+    return user
 
 
 async def test_a_task_writes_its_work_its_checkpoint_and_its_output(cell: AgentCell) -> None:
     await cell.open()
     script = (
-        f'test "$(id -u)" = {DEFAULT_ID} && test "$(id -G)" = {DEFAULT_ID} && '
+        'test "$(id -u)" = "$(id -G)" && '
         'test "$HOME" = "$PWD" && test "$USER" = task && echo saved > state && '
         "echo out && echo err > /dev/stderr && echo again > /dev/stdout && "
         'printf \'{"uri": "s3://a/b", "step": 3}\' > "$YARD_CHECKPOINT_FILE.new" && '
@@ -51,12 +70,44 @@ async def test_a_task_writes_its_work_its_checkpoint_and_its_output(cell: AgentC
     )
     async with cell.agent() as joined:
         assert joined.isolation is Isolation.USER
-        await cell.allocate(sh(script))
+        task = await cell.allocate(sh(script))
         (done,) = await cell.until(CheckpointDoneV1)
         assert done.step == 3
         (exited,) = await cell.until(TaskExitedV1)
         assert (exited.exit_code, exited.signal) == (0, None)
         await cell.until(SlotsReleasedV1)
+        assert (await cell.output(task)).endswith("again\n")
+    uid = user_of(cell, task).uid
+    replica = cell.data_dir / "replicas" / f"{task}.1.0"
+    found = {
+        name: (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+        for name in ("", "work", "task", "work/state", "stdout")
+        for status in [(replica / name).stat()]
+    }
+    # Only the task's own group passes through the folder, and the task is alone in this group.
+    assert found.pop("") == (0o710, 0, uid)
+    assert found.pop("stdout")[:2] == (0o600, uid)
+    assert found.pop("work/state") == (0o660, uid, uid)
+    assert set(found.values()) == {(0o700, uid, uid)}
+
+
+async def test_tasks_share_a_folder_through_their_further_group(
+    cell: AgentCell, folder: Path
+) -> None:
+    await cell.open()
+    group = users_of_test().first
+    shared = folder / "shared"
+    shared.mkdir()
+    os.chown(shared, 0, group)
+    shared.chmod(0o2770)
+    cell.configure(task_group=group)
+    async with cell.agent():
+        for attempt, text in enumerate(("", "1", "12"), start=1):
+            script = f'touch {shared}/log; test "$(cat {shared}/log)" = "{text}"; '
+            script += f"printf {attempt} >> {shared}/log"
+            task = await cell.allocate(sh(script))
+            assert (await cell.exit_of(task)).exit_code == 0
+    assert (shared / "log").read_text() == "123"
 
 
 async def test_a_task_cannot_report_its_own_end_or_read_the_files_of_its_agent(
@@ -69,7 +120,7 @@ async def test_a_task_cannot_report_its_own_end_or_read_the_files_of_its_agent(
     script = f"""
     set +e
     cd "$(dirname "$YARD_STOP_FILE")" || exit 1
-    for name in exit gone process start fenced bell .exit.1; do
+    for name in exit gone process start fenced bell user .exit.1; do
       (echo '{{"exit_code": 0}}' > $name) 2>/dev/null && exit 2
       rm -f $name 2>/dev/null; mv $name x 2>/dev/null && exit 3
     done
@@ -89,28 +140,58 @@ async def test_a_task_cannot_report_its_own_end_or_read_the_files_of_its_agent(
         assert (exited.exit_code, exited.signal) == (42, None)
 
 
-def test_by_default_tasks_are_another_user_where_that_user_reaches_their_files(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_replicas_of_an_attempt_have_a_user_that_no_other_attempt_has(
+    cell: AgentCell,
 ) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/sh")
-    assert choose_user("auto", folder / "data") == (USER, "")
-    assert choose_user("4711", folder / "data") == (TaskUser(4711, 4711), "")
-    assert choose_user("same", folder / "data")[0] is None
-    closed = folder / "closed"
-    closed.mkdir(mode=0o700)
-    user, reason = choose_user("auto", closed / "data")
-    assert user is None
-    assert str(closed) in reason
+    await cell.open()
+    async with cell.agent():
+        tasks = [await cell.allocate(sh("true"), replicas=2) for _ in range(3)]
+        for task in tasks:
+            await cell.ended(task, count=2)
+    users = [user_of(cell, task) for task in tasks]
+    assert [user_of(cell, task, 1) for task in tasks] == users
+    assert len({user.uid for user in users}) == 3
+    first = int(cell.settings.task_users.partition("-")[0])
+    assert first not in {user.uid for user in users}, "it is for tasks with fractions of GPUs"
 
 
-@pytest.mark.parametrize(
-    ("setting", "found"),
-    [("root", "never run as root"), ("no-such-user", "no such user"), ("4711", "closed to it")],
-)
-def test_a_named_user_that_cannot_be_used_is_an_error(
-    folder: Path, setting: str, found: str
+class Killed:
+    """An executor whose agent ends between the ledger's entry of a start and the start."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.reached = asyncio.Event()
+
+    async def start(self, _: Launch) -> Execution:
+        self.reached.set()
+        await asyncio.Event().wait()
+        raise AssertionError("the agent has ended")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+async def test_an_agent_killed_before_a_start_leaves_the_user_with_its_replica(
+    cell: AgentCell,
 ) -> None:
-    closed = folder / "closed"
-    closed.mkdir(mode=0o700)
-    with pytest.raises(TaskUserUnusable, match=found):
-        choose_user(setting, closed / "data")
+    await cell.open()
+    ports = cell.ports()
+    executor = Killed(ports.executor)
+    async with cell.agent(replace(ports, executor=executor)):
+        first = await cell.allocate(sh("true"))
+        await executor.reached.wait()
+    before = state_of(cell).replicas[ReplicaKey(first, 1, 0)]
+    assert before.state is ReplicaState.STARTING
+    async with cell.agent():
+        (released,) = await cell.ended(first)
+        assert released.never_started
+        second = await cell.allocate(sh('echo "$(id -u)"'))
+        await cell.ended(second)
+        assert await cell.output(second) == f"{user_of_running(cell, second)}\n"
+    assert user_of(cell, first) == before.user
+    assert user_of(cell, second).uid != user_of(cell, first).uid
+
+
+def user_of_running(cell: AgentCell, task: str) -> int:
+    """Return the owner of the working folder of a replica."""
+    return (cell.data_dir / "replicas" / f"{task}.1.0" / "work").stat().st_uid

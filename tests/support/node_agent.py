@@ -168,6 +168,8 @@ class AgentCell(MemoryCell):
         grace_s: int | None = None,
         fence_s: int | None = None,
         tasks: int = 1,
+        project: str = "nlp",
+        memory_mib: int = 10,
         **details: Any,
     ) -> str:
         """Give the node an attempt, by default of a new job without GPUs; the task's id."""
@@ -180,7 +182,7 @@ class AgentCell(MemoryCell):
             task_id=task_id,
             attempt=attempt,
             pool="default",
-            project="nlp",
+            project=project,
             tasks=tasks,
             placements=tuple(
                 Placement(
@@ -191,7 +193,7 @@ class AgentCell(MemoryCell):
                     slots=held,
                     gpu_milli=gpu_milli if held else 0,
                     cpu_milli=100,
-                    memory_mib=10,
+                    memory_mib=memory_mib,
                 )
                 for index, held in enumerate(slots)
             ),

@@ -326,7 +326,7 @@ def _agent_settings(folder: DataDirectory, options: Options, index: int) -> agen
     first, last = options.cluster.ports(index)
     return agent.Settings(
         # The log is a file of this process's user, so tasks run as the same user.
-        task_user="same",
+        task_users="same",
         node=node.name,
         cell=CELL,
         pool=node.pool,

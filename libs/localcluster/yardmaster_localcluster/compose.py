@@ -35,6 +35,8 @@ from yardmaster_localcluster.request import write_request
 PROJECT: Final = "yardmaster"
 #: The user of the containers when root calls `yard up`.
 SERVICE_USER: Final = 10001
+#: The group of all tasks, as compose.yaml gives it to agents.
+TASK_GROUP: Final = 2_099_999_999
 #: The nodes in the compose file.
 NODES: Final = ("n1", "n2", "n3")
 #: The services that `--scale` multiplies.
@@ -165,8 +167,10 @@ class ComposeCluster:
             folders += [data.packages, data.artifacts, data.credentials]
             for folder in folders:
                 _change_owner(folder, uid, gid)
-            # Tasks of all nodes write their checkpoints into this folder.
-            (shared / "checkpoints").chmod(0o1777)
+            # Tasks of all nodes write their checkpoints into this folder, and the next attempt of
+            # a task, which is another user, reads them through the group.
+            os.chown(shared / "checkpoints", 0, TASK_GROUP)
+            (shared / "checkpoints").chmod(0o2770)
             _change_owner(data.tokens_file, uid, gid)
             # The user of the containers may pass through the folder without listing it.
             data.path.chmod(0o711)

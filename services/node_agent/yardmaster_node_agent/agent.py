@@ -49,6 +49,7 @@ from yardmaster_node_agent.devices import cpu_milli
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.errors import AgentError, NodeTaken, NotRenewed
 from yardmaster_node_agent.executors.port import Capabilities, Phase, ReplicaFound
+from yardmaster_node_agent.executors.task_user import claim
 from yardmaster_node_agent.joining import HINTS, POLL_S, Refusals
 from yardmaster_node_agent.lease import FenceExpired, IncarnationOver, Lease, Replaced
 from yardmaster_node_agent.metrics import AgentMetrics
@@ -59,13 +60,19 @@ from yardmaster_node_agent.settings import Settings
 from yardmaster_node_agent.start_turns import StartTurns
 from yardmaster_node_agent.supervision import Supervision
 from yardmaster_node_agent.topic import find_topic, position_at_end
+from yardmaster_node_agent.user_pool import UserPool
 from yardmaster_runtime.fence import Mark, check_generation, check_marks, last_cut
 from yardmaster_runtime.http import CannotListen
 from yardmaster_runtime.retrying import RetryingLog
 from yardmaster_runtime.waiting import happens_within, together
 from yardmaster_schemas.counts import count_of
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
-from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1, ReplicaRef
+from yardmaster_schemas.events.node_events import (
+    ExecutorKind,
+    FractionLimits,
+    NodeJoinedV1,
+    ReplicaRef,
+)
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.sources import next_incarnation
 from yardmaster_schemas.topics import HEARTBEATS, assignments
@@ -89,6 +96,7 @@ async def run(ports: Ports, settings: Settings) -> None:
         AssignmentUnreadable: an assignment cannot be read; a newer scheduler wrote it.
         NotEnrolled: the node's topic was not created in time.
         NodeTaken: another agent runs as the node, or has joined as its successor.
+        TaskUsersUnusable: another agent of this machine has some of the users of tasks.
         ExecutorFailed: processes of an earlier agent process cannot be killed.
         LogError: an error that retries cannot solve, such as a replaced log.
     """
@@ -98,6 +106,8 @@ async def run(ports: Ports, settings: Settings) -> None:
     ports.health.report("node", "not joined yet")
     try:
         state = ports.ledger.load()
+        if ports.users is not None:
+            claim(ports.users)
         if state is not None and state.head.node != settings.node:
             raise AgentError(found=f"the ledger is node {state.head.node}'s, not {settings.node}'s")
         if state is not None and state.head.host != _host_id(ports):
@@ -340,6 +350,11 @@ class _Incarnation:
             start_turns=StartTurns(
                 self._settings.starts_at_once or 2 * max(1, cpu_milli() // 1000),
                 self._metrics.starts_waiting,
+            ),
+            users=UserPool(
+                self._ports.users,
+                self._state,
+                by_mps=self._ports.limiter.limits is FractionLimits.MPS,
             ),
         )
         context.save(self.head)
@@ -672,20 +687,34 @@ class _Incarnation:
         old_ms = now_ms - int(settings.kept_s * 1000)
         for count, replica in enumerate(directories):
             if count >= settings.kept_directories or replica.ended_ms < old_ms:
-                await self._ports.executor.forget(replica.key)
-                self._ports.code.forget(replica.key)
-                replica.directory_removed = True
-                context.save(replica, durable=False)
+                await self._remove_files(context, replica)
         forget_ms = now_ms - int(settings.remembered_s * 1000)
         for count, replica in enumerate(ended):
             if count >= settings.remembered or replica.ended_ms < forget_ms:
                 await self._forget(context, replica)
 
+    async def _remove_files(self, context: AgentContext, replica: Replica) -> bool:
+        """Remove what is left of an ended replica; then another one may have its user.
+
+        Return False if something cannot be removed now.
+        """
+        of_executor = await self._ports.executor.forget(replica.key)
+        if not self._ports.code.forget(replica.key) or not of_executor:
+            return False
+        if not context.users.ended(replica.user):
+            return False
+        replica.directory_removed = True
+        context.save(replica, durable=False)
+        context.users.release(replica.user)
+        return True
+
     async def _forget(self, context: AgentContext, replica: Replica) -> None:
-        """Remove an ended replica from the ledger and the state, and delete its directory."""
-        if not replica.directory_removed:
-            await self._ports.executor.forget(replica.key)
-            self._ports.code.forget(replica.key)
+        """Remove an ended replica from the ledger and the state, and delete its directory.
+
+        If something of it cannot be deleted, it stays in the ledger until that is possible.
+        """
+        if not replica.directory_removed and not await self._remove_files(context, replica):
+            return
         entry = Forgotten(key=replica.key, through=replica.assignment.decision)
         context.save(entry)
         self._state.apply(entry)

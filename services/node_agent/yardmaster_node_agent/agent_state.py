@@ -68,6 +68,21 @@ class ReplicaKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskUser:
+    """A user that runs replicas: its number, its own group, and further groups.
+
+    `shared`: several replicas may have it at the same time.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    uid: Positive
+    gid: Positive
+    groups: tuple[Positive, ...] = ()
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """One replica of SlotsAllocated, with the fields that all replicas of the attempt share.
 
@@ -212,6 +227,9 @@ class Replica:
     state: ReplicaState = ReplicaState.ASSIGNED
     #: The secret that authenticates the task at this agent's API.
     token: str = ""
+    #: The user that runs it, until its files are removed; None: the agent's own user, or nothing
+    #: ever runs of it.
+    user: TaskUser | None = None
     #: What runs, or ran, of it; None: nothing ever ran.
     identity: RunIdentity | None = None
     #: The digest of the image that it runs in; None: no image, or one that came from no registry.

@@ -50,7 +50,6 @@ class KeptArtifacts:
     """Copies artifacts to a store.
 
     Args:
-        owner: the user whose files count; None: the agent's own user runs the tasks.
         wait_s: how long after the end of a replica the agent tries again while the store does not
             answer.
     """
@@ -60,14 +59,12 @@ class KeptArtifacts:
         store: ArtifactStore,
         *,
         limits: ArtifactLimits,
-        owner: int | None,
         wait_s: float,
         clock: Clock,
         telemetry: Telemetry,
     ) -> None:
         self._store = store
         self._limits = limits
-        self._owner = owner
         self._wait_s = wait_s
         self._clock = clock
         self._telemetry = telemetry
@@ -122,7 +119,8 @@ class KeptArtifacts:
                 await self._clock.sleep(pauses.next_s())
 
     def _find(self, replica: Replica, folder: Path) -> FoundFiles:
-        return find_artifacts(folder, replica.artifacts, limits=self._limits, owner=self._owner)
+        owner = None if replica.user is None else replica.user.uid
+        return find_artifacts(folder, replica.artifacts, limits=self._limits, owner=owner)
 
 
 def _failed(metrics: ArtifactMetrics, why: str, found: str) -> str:

@@ -200,7 +200,7 @@ class AssignmentFollower:
             return "repeated" if mine else "void"
         if event.fence_s is not None:
             self._context.lease.admit(event.fence_s)
-        refused = self._impossible(new)
+        refused = self._impossible(new) or self._context.users.give(new)
         self._context.add(new)
         for replica in new:
             supervision = Supervision(self._context, self._metrics, replica)

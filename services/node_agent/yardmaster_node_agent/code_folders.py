@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
-from yardmaster_node_agent.agent_state import ReplicaKey
+from yardmaster_node_agent.agent_state import ReplicaKey, TaskUser
 from yardmaster_node_agent.errors import RunRefused
 from yardmaster_node_agent.executors.port import Launch
-from yardmaster_node_agent.executors.task_user import TaskUser, open_way
+from yardmaster_node_agent.executors.task_user import open_way
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_packages.errors import ArchiveRefused, PackageNotFound, PackagesUnavailable
 from yardmaster_packages.limits import PackageLimits
@@ -49,8 +49,8 @@ class CodeFolders(Protocol):
     def folder(self, key: ReplicaKey) -> Path | None:
         """Return the working folder of a replica; None if it has none."""
 
-    def forget(self, key: ReplicaKey) -> None:
-        """Remove the folder of a released replica."""
+    def forget(self, key: ReplicaKey) -> bool:
+        """Remove the folder of a released replica; return whether nothing of it is left."""
 
     def keep_only(self, keys: Iterable[ReplicaKey]) -> None:
         """Remove the folders of all other replicas, and what a killed agent has left."""
@@ -85,8 +85,9 @@ class NoCode:
     def folder(self, key: ReplicaKey) -> None:
         return None
 
-    def forget(self, key: ReplicaKey) -> None:
+    def forget(self, key: ReplicaKey) -> bool:
         """There is no folder."""
+        return True
 
     def keep_only(self, keys: Iterable[ReplicaKey]) -> None:
         """There are no folders."""
@@ -100,7 +101,7 @@ class UnpackedCode:
             with a context.
         cache_bytes: the archives that are kept; the least recently used ones are removed. The
             archive that was fetched last is kept in any case.
-        user: owns the folders; None: the agent's own user.
+        isolated: whether other users than the agent's own use the folders.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class UnpackedCode:
         *,
         limits: PackageLimits,
         cache_bytes: int,
-        user: TaskUser | None,
+        isolated: bool,
         telemetry: Telemetry,
     ) -> None:
         self._cache = root / "cache"
@@ -119,7 +120,7 @@ class UnpackedCode:
         self._store = store
         self._limits = limits
         self._cache_bytes = cache_bytes
-        self._user = user
+        self._isolated = isolated
         self._telemetry = telemetry
         #: By the archive's name, so that replicas that start together fetch it once.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -131,7 +132,7 @@ class UnpackedCode:
         if self._store is None:
             raise _refused(launch, "this node fetches no packages: its YARD_PACKAGES is empty")
         try:
-            folder = await self._unpacked(self._store, launch.key, project, context.digest, metrics)
+            folder = await self._unpacked(self._store, launch, project, context.digest, metrics)
         except (ArchiveRefused, PackageNotFound) as error:
             raise _refused(launch, str(error), StartFailure.CONTEXT_MISSING) from error
         except _NodeCannot as error:
@@ -150,8 +151,10 @@ class UnpackedCode:
         folder = self._folders / str(key)
         return folder if folder.is_dir() else None
 
-    def forget(self, key: ReplicaKey) -> None:
-        shutil.rmtree(self._folders / str(key), ignore_errors=True)
+    def forget(self, key: ReplicaKey) -> bool:
+        folder = self._folders / str(key)
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
 
     def keep_only(self, keys: Iterable[ReplicaKey]) -> None:
         kept = {str(key) for key in keys}
@@ -167,7 +170,7 @@ class UnpackedCode:
     async def _unpacked(
         self,
         store: PackageStore,
-        key: ReplicaKey,
+        launch: Launch,
         project: str,
         digest: str,
         metrics: AgentMetrics,
@@ -178,7 +181,7 @@ class UnpackedCode:
             ArchiveRefused, PackageNotFound, PackagesUnavailable, OSError, _NodeCannot.
         """
         self._make_folders()
-        folder = self._folders / str(key)
+        folder, user = self._folders / str(launch.key), launch.user
         archive = self._cache / f"{project}-{digest}{_ARCHIVE}"
         lock = self._locks.setdefault(archive.name, asyncio.Lock())
         async with lock:
@@ -188,22 +191,22 @@ class UnpackedCode:
             self._keep_limit(archive, metrics)
         metrics.code_packages.labels("cache" if cached else "store").inc()
         try:
-            await _in_thread(lambda: self._unpack(archive, folder, digest))
+            await _in_thread(lambda: self._unpack(archive, folder, digest, user))
         except (ArchiveRefused, FileNotFoundError):
             # The archive is damaged, or was removed from the cache meanwhile. What was just
             # fetched is judged; what was in the cache is fetched again.
             async with lock:
                 await self._fetch(store, archive, project, digest)
                 try:
-                    await _in_thread(lambda: self._unpack(archive, folder, digest))
+                    await _in_thread(lambda: self._unpack(archive, folder, digest, user))
                 except ArchiveRefused:
                     archive.unlink(missing_ok=True)
                     raise
         return folder
 
     def _make_folders(self) -> None:
-        open_way(self._user, self._root)
-        open_way(self._user, self._folders)
+        open_way(self._root, others=self._isolated)
+        open_way(self._folders, others=self._isolated)
         self._cache.mkdir(exist_ok=True, mode=0o700)
 
     async def _fetch(self, store: PackageStore, archive: Path, project: str, digest: str) -> None:
@@ -230,14 +233,14 @@ class UnpackedCode:
         finally:
             new.unlink(missing_ok=True)
 
-    def _unpack(self, archive: Path, folder: Path, digest: str) -> None:
+    def _unpack(self, archive: Path, folder: Path, digest: str, user: TaskUser | None) -> None:
         with archive.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             # The time of the last use, which survives a restart of the agent.
             os.utime(file.fileno())
             unpack(file, folder, digest=digest, packed_bytes=size, limits=self._limits)
         try:
-            _give(folder, self._user)
+            _give(folder, user)
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -287,8 +290,8 @@ def _give(folder: Path, user: TaskUser | None) -> None:
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             os.chown(os.path.join(parent, name), user.uid, user.gid, follow_symlinks=False)
-    # The folder itself comes last: until then no other task of the user can enter it, and exchange
-    # a folder for a link to a file of the agent.
+    # The folder itself comes last: until then no task that shares the user can enter it, and
+    # exchange a folder for a link to a file of the agent.
     os.chown(folder, user.uid, user.gid)
 
 

@@ -3,7 +3,7 @@
 ```
 AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
              AssignmentUnreadable  NotEnrolled  NodeTaken  DataWritable
-             TaskUserUnusable  MpsUnusable  NotRenewed
+             TaskUsersUnusable  MpsUnusable  NotRenewed
 ```
 """
 
@@ -100,12 +100,12 @@ class DataWritable(AgentError):
     code = "data_writable"
 
 
-class TaskUserUnusable(AgentError):
-    """Tasks cannot run as user {user}: {found}. Correct that, or set YARD_AGENT_TASK_USER to
-    another user, or to `same` for the agent's own.
+class TaskUsersUnusable(AgentError):
+    """Tasks cannot run as the users {users}: {found}. Correct that, or set YARD_AGENT_TASK_USERS to
+    other users, or to `same` for the agent's own.
     """
 
-    code = "task_user_unusable"
+    code = "task_users_unusable"
 
 
 class MpsUnusable(AgentError):

@@ -31,9 +31,9 @@ from yardmaster_node_agent.executors.secrets import NoSecrets, SecretFiles, Secr
 from yardmaster_node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
 from yardmaster_node_agent.executors.task_user import (
     SAME,
-    TaskUser,
+    TaskUsers,
     blocked_part,
-    choose_user,
+    choose_users,
     open_way,
 )
 from yardmaster_node_agent.fraction_limits import (
@@ -48,6 +48,7 @@ from yardmaster_node_agent.renewals import MemoryRenewals, RenewalFile, Renewals
 from yardmaster_node_agent.reports import Reporter, Writer
 from yardmaster_node_agent.settings import ExecutorName, Settings
 from yardmaster_node_agent.start_turns import StartTurns
+from yardmaster_node_agent.user_pool import UserPool
 from yardmaster_packages.artifact_store import ArtifactStore
 from yardmaster_packages.limits import ArtifactLimits
 from yardmaster_packages.store import PackageStore
@@ -82,6 +83,8 @@ class Ports:
     executor: Executor
     secrets: Secrets
     machine: Machine
+    #: The users of replicas; None: replicas run as the agent's own user.
+    users: TaskUsers | None = None
     #: Returns a free port, for the rendezvous of a task that has one replica.
     free_port: Callable[[], int]
     #: Enforces fractions of GPUs.
@@ -102,14 +105,14 @@ _OF_USER: Final = ("HOME", "USER", "LOGNAME", "SHELL")
 class Host:
     """An executor, the ledger and the renewals that fit it, and the boot of its processes.
 
-    `user` runs the processes (None: the agent's own user). `simulated`: there are no processes.
+    `users` run the replicas (None: the agent's own user does). `simulated`: there are no processes.
     """
 
     executor: Executor
     ledger: Ledger
     boot_id: str
     renewals: Renewals
-    user: TaskUser | None = None
+    users: TaskUsers | None = None
     simulated: bool = False
 
 
@@ -122,23 +125,30 @@ def _process_host(
     earlier agent with other settings may have started them.
 
     Raises:
-        TaskUserUnusable: tasks cannot run as the user that the settings name.
+        TaskUsersUnusable: tasks cannot run as the users that the settings name.
         DataWritable: other users may have written the ledger.
     """
     check_private(settings.data_dir, settings.secrets_dir, telemetry)
-    user, reason = choose_user(settings.task_user, settings.data_dir)
-    if user is None and settings.task_user != SAME:
+    users, reason = choose_users(
+        settings.task_users,
+        settings.data_dir,
+        node=settings.node,
+        at_once=settings.max_replicas + settings.kept_directories,
+        group=settings.task_group,
+    )
+    if users is not None:
+        telemetry.info("task_users", first=users.first, last=users.last)
+    elif settings.task_users != SAME:
         telemetry.warn("tasks_not_isolated", found=f"tasks run as the agent's user: {reason}")
-    open_way(user, settings.data_dir)
+    open_way(settings.data_dir, others=users is not None)
     # The file is next to the replicas, where a sweep does not remove it.
     renewed = settings.data_dir / "replicas.renewed"
-    processes = ProcessExecutor(settings.data_dir / "replicas", clock, user, renewed=renewed)
+    processes = ProcessExecutor(settings.data_dir / "replicas", clock, users, renewed=renewed)
     containers = DockerExecutor(
         settings.data_dir / "containers",
         clock,
         Engine(settings.engine_socket),
         telemetry,
-        user,
         gpus=new_containers and bool(detect_gpus().names),
         network=settings.container_network,
         pull_idle_s=settings.pull_idle_s,
@@ -150,7 +160,7 @@ def _process_host(
         FileLedger(settings.data_dir / "ledger"),
         boot_id(),
         RenewalFile(renewed),
-        user,
+        users,
     )
 
 
@@ -183,7 +193,7 @@ def host_ports(
 
     Raises:
         DataWritable: other users may have written the ledger.
-        TaskUserUnusable, MpsUnusable: the settings demand something that this machine cannot do.
+        TaskUsersUnusable, MpsUnusable: the settings demand something that this machine cannot do.
         PackagesUnavailable, ArtifactsUnavailable: a setting names no store.
     """
     host = EXECUTORS[settings.executor](settings, clock, telemetry)
@@ -192,7 +202,7 @@ def host_ports(
         declared = tuple(str(index) for index in range(settings.gpus))
     found = detect_gpus() if declared is None else Devices(declared)
     passed = own_variables(settings.passed)
-    if host.user is not None:
+    if host.users is not None:
         # These variables describe the agent's user; programs of another user cannot use them.
         passed = {name: value for name, value in passed.items() if name not in _OF_USER}
         passed |= dict.fromkeys(("USER", "LOGNAME"), "task")
@@ -209,6 +219,7 @@ def host_ports(
         renewals=host.renewals,
         executor=host.executor,
         secrets=SecretFiles(settings.secrets_dir),
+        users=host.users,
         machine=Machine(
             boot_id=host.boot_id,
             machine_id=machine_id(),
@@ -235,7 +246,7 @@ def _code(settings: Settings, host: Host, telemetry: Telemetry) -> CodeFolders:
         store,
         limits=limits,
         cache_bytes=settings.code_cache_bytes,
-        user=host.user,
+        isolated=host.users is not None,
         telemetry=telemetry,
     )
 
@@ -248,7 +259,6 @@ def _artifacts(settings: Settings, host: Host, clock: Clock, telemetry: Telemetr
         limits=ArtifactLimits(
             total_bytes=settings.max_artifact_bytes, files=settings.max_artifact_files
         ),
-        owner=None if host.user is None else host.user.uid,
         wait_s=settings.artifacts_wait_s,
         clock=clock,
         telemetry=telemetry,
@@ -261,7 +271,7 @@ def _limiter(
     """Return the limiter of the node; log the reason if a node with GPUs enforces no fractions."""
     if host.simulated:
         return NoLimits()
-    user = host.user
+    user = None if host.users is None else host.users.common
     limiter, reason = choose_limiter(
         settings.mps,
         daemon=MpsControl(settings.mps_pipe_directory),
@@ -343,6 +353,7 @@ class AgentContext:
     lease: Lease
     facts: NodeFacts
     start_turns: StartTurns
+    users: UserPool
 
     def save(self, *entries: Entry, durable: bool = True) -> None:
         """Append entries to the ledger."""

@@ -12,7 +12,8 @@ disk). It imports the standard library alone and starts the command at most once
    start.
 2. The command's process waits in a session of its own until its identity is durable in `process`.
 3. The runner writes the exit durably to `exit`. Orphans of the command become children of the
-   runner, which ends when none is left and then creates `gone`.
+   runner. When none is left, and nothing else runs as the user of the command, it creates `gone`
+   and ends.
 
 After each step it writes to `bell`, a FIFO that wakes the agent if the agent is alive.
 
@@ -28,6 +29,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, NoReturn
 
@@ -37,10 +39,17 @@ PR_SET_NO_NEW_PRIVS: Final = 38
 #: The task's oom_score_adj: when memory is short, the kernel treats a task as if it used this many
 #: thousandths of the memory more than it does.
 TASK_OOM_SCORE: Final = 500
+TASK_UMASK: Final = 0o007
+#: Attempts to end what runs as a user.
+END_USER_TRIES: Final = 100
+#: Folders in which all users may create files.
+SHARED_FOLDERS: Final = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue")
+IPC_RMID: Final = 0
 #: Exit codes of the runner itself; the exit code of the task is in the file `exit`.
 ALREADY_STARTED: Final = 75
 BAD_SPEC: Final = 64
 FENCED: Final = 69
+NOT_ENDED: Final = 70
 #: The shell's exit codes for a command that cannot be run, and for one that does not exist.
 CANNOT_RUN: Final = 126
 NOT_FOUND: Final = 127
@@ -229,12 +238,95 @@ def _exec_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.CD
         _exit_not_run(_explain_not_run(command[0], cwd, env, error), error)
 
 
-def _become(user: dict[str, int], libc: ctypes.CDLL) -> None:
-    """Change to another user; this process and its programs can never get other rights again."""
-    os.setgroups([])
+def _become(user: dict[str, Any], libc: ctypes.CDLL) -> None:
+    """Change to another user; this process and its programs can never get other rights again.
+
+    New files are closed to others. The group is the user's own, unless a folder gives them another.
+    """
+    os.umask(TASK_UMASK)
+    os.setgroups(user["groups"])
     os.setresgid(user["gid"], user["gid"], user["gid"])
     os.setresuid(user["uid"], user["uid"], user["uid"])
     libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+
+
+def end_user(user: dict[str, Any], libc: ctypes.CDLL) -> bool:
+    """Kill all that runs as the user, and remove what it left outside of its folders.
+
+    A child does this as the user itself. So its one signal reaches all processes of the user, also
+    while they fork, and no link can lead it to what belongs to others. Return False if it did not
+    end by itself: a process of the user may kill it first.
+    """
+    for _ in range(END_USER_TRIES):
+        child = os.fork()
+        if child == 0:
+            done = 1
+            try:
+                _become(user, libc)
+                with suppress(ProcessLookupError):  # nothing of the user runs
+                    os.kill(-1, signal.SIGKILL)
+                done = 0
+                _remove_files_of(user["uid"])
+                _remove_ipc_of(user["uid"], libc)
+            finally:
+                if sys.exc_info()[0] is not None:
+                    sys.excepthook(*sys.exc_info())
+                os._exit(done)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+            return True
+    return False
+
+
+def _remove_files_of(uid: int) -> None:
+    """Remove what a user has directly in the folders that all users may write to."""
+    for folder in SHARED_FOLDERS:
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            continue
+        for entry in entries:
+            with suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_uid == uid:
+                    _remove(entry.path)
+
+
+def _remove(path: str) -> None:
+    """Remove a file, or a folder with all that the user may remove in it; follow no link.
+
+    This needs no module of Python's library: its folder may be closed to the user.
+    """
+    if os.path.islink(path) or not os.path.isdir(path):
+        os.unlink(path)
+        return
+    for parent, folders, files in os.walk(path, topdown=False):
+        for name in (*folders, *files):
+            inside = os.path.join(parent, name)
+            with suppress(OSError):
+                if os.path.isdir(inside) and not os.path.islink(inside):
+                    os.rmdir(inside)
+                else:
+                    os.unlink(inside)
+    os.rmdir(path)
+
+
+def _remove_ipc_of(uid: int, libc: ctypes.CDLL) -> None:
+    """Remove the shared memory, message queues and semaphores of System V that a user owns."""
+    for kind, number in (("shm", "shmid"), ("msg", "msqid"), ("sem", "semid")):
+        try:
+            with open(f"/proc/sysvipc/{kind}", encoding="ascii") as file:
+                names, *rows = [line.split() for line in file]
+        except (OSError, ValueError):
+            continue
+        for row in rows:
+            found = dict(zip(names, map(int, row), strict=True))
+            if found["uid"] != uid:
+                continue
+            if kind == "shm":
+                libc.shmctl(found[number], IPC_RMID, None)
+            elif kind == "msg":
+                libc.msgctl(found[number], IPC_RMID, None)
+            else:
+                libc.semctl(found[number], 0, IPC_RMID)
 
 
 def _explain_not_run(program: str, cwd: str, env: dict[str, str], error: Exception) -> str:
@@ -308,7 +400,7 @@ def main(directory: str) -> int:
         os.close(start)
         _exec_command(directory, spec, go, libc)
     os.close(go)
-    given = spec.get("fence")
+    given, user = spec.get("fence"), spec.get("user")
     fence = None if given is None else LeaseFence(directory, given)
     del spec
     if fence is not None:
@@ -330,6 +422,8 @@ def main(directory: str) -> int:
         if pid == child:
             _write_exit(directory, status)
     signal.setitimer(signal.ITIMER_REAL, 0)
+    if user is not None and not user["shared"] and not end_user(user, libc):
+        return NOT_ENDED  # the agent kills what is left
     with open(os.path.join(directory, "gone"), "w", encoding="ascii"):
         return 0
 

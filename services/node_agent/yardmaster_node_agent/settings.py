@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from yardmaster_node_agent.executors.host_folders import HostFolder, check_folders
-from yardmaster_node_agent.executors.task_user import AUTO
+from yardmaster_node_agent.executors.task_user import AUTO, MAX_ID, RANGE, SAME
 from yardmaster_packages.limits import ArtifactLimits
 from yardmaster_runtime.settings import ArtifactSettings, PackageSettings
 from yardmaster_schemas.fields import MAX_SLOTS, Address, Labels, Name, Port
@@ -93,10 +93,16 @@ class Settings(PackageSettings, ArtifactSettings):
     #: read for each pull. Without it, and for other registries, images are pulled without a login.
     registry_auths: Path | None = None
 
-    #: User that tasks run as: a name or a number; `same` is the agent's own user. The default,
-    #: `auto`, is the user 10002 where the agent may switch users (as root, with the files of tasks
-    #: within reach of that user), else the agent's own; then the node reports `isolation: none`.
-    task_user: Annotated[str, Field(min_length=1, max_length=64)] = AUTO
+    #: Users that replicas run as, one each: the first and the last number, as `30000-33999`, of
+    #: which no other program and no other agent of the machine may use any. It must have one user
+    #: more than `max_replicas` and `kept_directories` together. `same` is the agent's own user for
+    #: all. The default, `auto`, is a range that follows from the name of the node, where the agent
+    #: may switch users (as root, with the files of tasks within reach of other users), else the
+    #: agent's own user; then the node reports `isolation: none`.
+    task_users: Annotated[str, Field(min_length=1, max_length=64)] = AUTO
+    #: Number of a further group of all these users, for folders that tasks share. By default, they
+    #: have none.
+    task_group: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
 
     #: Slots of the node. Default: the GPUs that the NVIDIA driver shows, which may be none.
     gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)] | None = None
@@ -179,6 +185,14 @@ class Settings(PackageSettings, ArtifactSettings):
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.absolute()
 
+    @field_validator("task_users")
+    @classmethod
+    def _users(cls, text: str) -> str:
+        found = RANGE.fullmatch(text)
+        if text not in (AUTO, SAME) and (found is None or int(found[1]) > int(found[2])):
+            raise ValueError("auto, same, or the first and the last number, as 30000-33999")
+        return text
+
     @field_validator("heartbeat_s")
     @classmethod
     def _often_enough(cls, seconds: float) -> float:
@@ -193,6 +207,8 @@ class Settings(PackageSettings, ArtifactSettings):
     def _consistent(self) -> "Settings":
         guarded = (self.data_dir, self.engine_socket, self.secrets_dir, self.registry_auths)
         check_folders(self.mounts, [path for path in guarded if path is not None])
+        if self.task_group is not None and self.task_users == SAME:
+            raise ValueError("task_group has no effect where task_users is same")
         if self.port_first > self.port_last:
             raise ValueError("port_first is above port_last")
         if self.devices is not None and self.gpus is not None and len(self.devices) != self.gpus:

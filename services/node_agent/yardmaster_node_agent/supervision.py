@@ -386,6 +386,7 @@ class Supervision:
             assignment.key,
             details.run,
             env,
+            user=self.replica.user,
             fence_s=assignment.fence_s,
             incarnation=context.state.head.incarnation,
             replicas=assignment.replicas,

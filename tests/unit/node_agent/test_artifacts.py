@@ -73,7 +73,6 @@ class Node:
         return KeptArtifacts(
             store,
             limits=ArtifactLimits(),
-            owner=None,
             wait_s=wait_s,
             clock=self.clock,
             telemetry=self.telemetry,

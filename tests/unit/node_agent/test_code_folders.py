@@ -64,7 +64,7 @@ class Node:
             store or self.store,
             limits=limits or PackageLimits(),
             cache_bytes=cache_bytes,
-            user=None,
+            isolated=False,
             telemetry=self.telemetry,
         )
         return self.code
@@ -231,7 +231,7 @@ async def test_a_node_without_the_setting_says_so_and_another_node_may_try(node:
         None,
         limits=PackageLimits(),
         cache_bytes=1,
-        user=None,
+        isolated=False,
         telemetry=node.telemetry,
     )
     error = await node.refused(package)

@@ -86,17 +86,20 @@ async def test_a_node_has_a_cpu_for_each_declared_slot(
     assert ports.machine.cpu_milli == cpus
 
 
-@pytest.mark.parametrize(("user", "said"), [("same", False), ("auto", os.geteuid() != 0)])
+@pytest.mark.parametrize(("users", "said"), [("same", False), ("auto", os.geteuid() != 0)])
 def test_an_agent_that_is_to_run_tasks_as_its_own_user_does_not_warn_of_it(
-    tmp_path: Path, user: str, said: bool
+    tmp_path: Path, users: str, said: bool
 ) -> None:
     lines = io.StringIO()
     log = MemoryLog(clock := SystemClock())
     telemetry = Telemetry("node_agent", now_ms=clock.now_ms, level="warning", stream=lines)
-    settings = Settings(node="n1", data_dir=tmp_path, gpus=0, task_user=user)
+    settings = Settings(node="n1", data_dir=tmp_path, gpus=0, task_users=users)
     host_ports(settings, log=log, clock=clock, chance=SystemChance(), telemetry=telemetry)
     # As root it depends on whether the folders are closed to the other user.
-    assert ("tasks_not_isolated" in lines.getvalue()) == said or (user, os.geteuid()) == ("auto", 0)
+    assert ("tasks_not_isolated" in lines.getvalue()) == said or (users, os.geteuid()) == (
+        "auto",
+        0,
+    )
 
 
 async def test_agents_of_one_machine_divide_its_cpus_and_its_memory(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ async def test_the_agent_notices_that_the_daemon_ended(tmp_path: Path) -> None:
 def ports(folder: Path, **given: Any) -> Ports:
     clock = SystemClock()
     return host_ports(
-        Settings(node="n1", data_dir=folder / "data", task_user="same", **given),
+        Settings(node="n1", data_dir=folder / "data", task_users="same", **given),
         log=MemoryLog(clock),
         clock=clock,
         chance=SystemChance(),

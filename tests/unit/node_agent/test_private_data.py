@@ -20,7 +20,7 @@ def started(folder: Path, lines: io.StringIO, secrets_dir: Path | None = None) -
     """The ports of an agent that starts on a data directory."""
     clock = ManualClock()
     return host_ports(
-        Settings(node="n1", data_dir=folder, gpus=0, task_user="same", secrets_dir=secrets_dir),
+        Settings(node="n1", data_dir=folder, gpus=0, task_users="same", secrets_dir=secrets_dir),
         log=MemoryLog(clock),
         clock=clock,
         chance=SeededChance(1),

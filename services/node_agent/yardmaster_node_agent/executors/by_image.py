@@ -82,10 +82,10 @@ class ExecutorByImage:
         """Sweep both."""
         return await self._processes.sweep() + await self._containers.sweep()
 
-    async def forget(self, key: ReplicaKey) -> None:
+    async def forget(self, key: ReplicaKey) -> bool:
         """Remove what either has of the replica."""
-        await self._processes.forget(key)
-        await self._containers.forget(key)
+        of_process = await self._processes.forget(key)
+        return await self._containers.forget(key) and of_process
 
     def _of(self, run: Run) -> Executor:
         in_container = run.image is not None and self._new_containers

@@ -10,8 +10,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter, ValidationError
+
+from yardmaster_node_agent.agent_state import TaskUser
 from yardmaster_node_agent.executors.port import CheckpointFileUnusable, Paths, StreamName
-from yardmaster_node_agent.executors.task_user import TaskUser
 
 #: The most bytes that are read of a JSON file of the runner or the task.
 MAX_NOTE_BYTES: Final = 4096
@@ -25,6 +27,7 @@ _CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KEEP_SIZE: Final = 0x01
 _PUNCH_HOLE: Final = 0x02
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_USER: Final = TypeAdapter(TaskUser)
 
 
 class ReplicaDirectory:
@@ -32,14 +35,14 @@ class ReplicaDirectory:
 
     The runner uses the files `start`, `process`, `exit` and `bell` (see `runner`). The command's
     working directory is `work`. A command of another user may write `work`, `task` with its
-    checkpoint file, and its output; all else is read-only for it.
+    checkpoint file, and its output; all else is read-only for it, and the whole directory is closed
+    to the users of other replicas.
     """
 
-    def __init__(self, path: Path, user: TaskUser | None = None, *, apart: bool = False) -> None:
+    def __init__(self, path: Path, *, apart: bool = False) -> None:
         """`apart`: the command can write only what a command of another user can."""
         self.path = path
-        self._user = user
-        self._apart = apart or user is not None
+        self._apart = apart
         self._noted: tuple[int, int, int, int] | None = None
 
     @property
@@ -62,6 +65,14 @@ class ReplicaDirectory:
         return self.path.is_dir()
 
     @property
+    def user(self) -> TaskUser | None:
+        """The user of the command; None: the agent's own, or that of a container's image."""
+        try:
+            return _USER.validate_json(self._read("user", 0, MAX_NOTE_BYTES))
+        except ValidationError:
+            return None
+
+    @property
     def script_path(self) -> Path:
         """The path of the script for `sh`, if the job has one."""
         return self.path / "script"
@@ -70,14 +81,17 @@ class ReplicaDirectory:
     def _draft(self) -> Path:
         return self.path.with_name(self.path.name + ".new")
 
-    def create(self, script: str | None) -> None:
+    def create(self, script: str | None, user: TaskUser | None = None) -> None:
         """Create the directory at once, with the FIFO `bell` and the job's script.
+
+        With a user, only this user can use it, through its own group: the directory stays the
+        agent's, so the user cannot exchange what is in it.
 
         The script is in a file, so that no process title shows it.
 
         Raises: OSError.
         """
-        draft, user = self._draft, self._user
+        draft = self._draft
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True, mode=0o700)
         (draft / "work").mkdir()
@@ -91,9 +105,14 @@ class ReplicaDirectory:
         if user is not None:
             for name in ("stdout", "stderr"):
                 (draft / name).touch(0o600)
+            for name in ("work", "task"):
+                (draft / name).chmod(0o700)
             for name in ("work", "task", "stdout", "stderr"):
                 os.chown(draft / name, user.uid, user.gid)
-            draft.chmod(0o711)
+            (draft / "user").write_bytes(_USER.dump_json(user))
+            (draft / "user").chmod(0o600)
+            os.chown(draft, -1, user.gid)
+            draft.chmod(0o710)
         draft.rename(self.path)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
@@ -189,7 +208,8 @@ class ReplicaDirectory:
             return "it is a symbolic link"
         if not stat.S_ISREG(status.st_mode):
             return "it is not a regular file"
-        if self._user is not None and status.st_uid != self._user.uid:
+        user = self.user
+        if user is not None and status.st_uid != user.uid:
             return "it belongs to another user"
         if status.st_nlink > 1:
             return "it is a hard link: the same file has another name"
@@ -257,8 +277,8 @@ class ReplicaDirectory:
         said = self._read("runner.log", 0, 65_536).decode(errors="replace").strip()
         return said.rpartition("\n")[2][-200:]
 
-    def remove(self) -> None:
-        """Delete the directory; ignore files that cannot be deleted.
+    def remove(self) -> bool:
+        """Delete the directory; return False if there are files that cannot be deleted.
 
         It is renamed first: if its files were deleted one by one, a runner that is late could
         create a file in between, find no `start`, and start the command.
@@ -269,6 +289,7 @@ class ReplicaDirectory:
             self.path.rename(removed)
         for path in (removed, self._draft):
             shutil.rmtree(path, ignore_errors=True)
+        return not any(map(os.path.lexists, (self.path, removed)))
 
 
 def _punch_hole(descriptor: int, start: int, size: int) -> None:

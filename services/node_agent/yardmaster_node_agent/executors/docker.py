@@ -46,7 +46,6 @@ from yardmaster_node_agent.executors.port import (
 )
 from yardmaster_node_agent.executors.registries import RegistryAuths
 from yardmaster_node_agent.executors.spool import Spool
-from yardmaster_node_agent.executors.task_user import TaskUser, open_way
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import PullPolicy, Run
@@ -224,7 +223,6 @@ class DockerExecutor:
         clock: Clock,
         engine: Engine,
         telemetry: Telemetry,
-        user: TaskUser | None = None,
         *,
         gpus: bool = True,
         network: Network = "bridge",
@@ -232,7 +230,7 @@ class DockerExecutor:
         registry_auths: Path | None = None,
         folders: Mapping[str, HostFolder] | None = None,
     ) -> None:
-        """`user` runs the programs (None: the user of their image).
+        """Use the engine for replicas below `root`.
 
         Args:
             gpus: whether the machine has the GPUs that its slots name; without them, the slots are
@@ -246,7 +244,6 @@ class DockerExecutor:
         self._root = root.absolute()
         self._engine = engine
         self._patience = _Patience(clock, telemetry)
-        self._user = user
         self._network = network
         self._images = Images(
             *(engine, clock, telemetry), idle_s=pull_idle_s, auths=RegistryAuths(registry_auths)
@@ -292,9 +289,9 @@ class DockerExecutor:
             image = launch.image or await self._engine.image(str(launch.run.image))
             if image is None:
                 raise EngineRefused(f"the engine has no image {launch.run.image}")
-            open_way(self._user, self._root)
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not directory.exists:
-                directory.create(launch.run.script)
+                directory.create(launch.run.script, launch.user)
             if not await self._engine.create(name, self._container(launch, image.id)):
                 await self._own(key)
         except (EngineAway, EngineRefused, OSError, ValueError) as error:
@@ -388,19 +385,16 @@ class DockerExecutor:
             ReplicaDirectory(path).remove()
         return running
 
-    async def forget(self, key: ReplicaKey) -> None:
-        """Remove the container and the directory.
-
-        If the engine refuses, both stay, and the next sweep removes them.
-        """
+    async def forget(self, key: ReplicaKey) -> bool:
+        """Remove the container and the directory; if the engine refuses, both stay."""
         found = await self._inspect(key) if self._directory(key).exists else None
         try:
             if found is not None:
                 await self._patience.answer(lambda: self._engine.remove(found["Id"], force=True))
         except EngineRefused as error:
             self._patience.refused("remove", error)
-        else:
-            self._directory(key).remove()
+            return False
+        return self._directory(key).remove()
 
     def _refused(self, launch: Launch) -> str | None:
         """Return why the executor cannot run a job; None if it can."""
@@ -450,7 +444,7 @@ class DockerExecutor:
         return ContainerExecution(self._engine, self._patience, self._directory(key), identity)
 
     def _directory(self, key: ReplicaKey) -> ReplicaDirectory:
-        return ReplicaDirectory(self._root / str(key), self._user, apart=True)
+        return ReplicaDirectory(self._root / str(key), apart=True)
 
     def _name(self, key: ReplicaKey) -> str:
         return f"yard-{self._owner()}-{key}"
@@ -469,7 +463,7 @@ class DockerExecutor:
 
     def _container(self, launch: Launch, image: str) -> dict[str, Any]:
         """Return the engine's description of the container."""
-        run, directory, user = launch.run, self._directory(launch.key), self._user
+        run, directory, user = launch.run, self._directory(launch.key), launch.user
         env = {"HOME": f"{INSIDE}/work", **launch.env}
         if self._network != "host":
             # The agent's API listens on the loopback interface of the node.
@@ -505,6 +499,7 @@ class DockerExecutor:
             container["WorkingDir"] = str(Path(INSIDE, "work") / below)
         if user is not None:
             container["User"] = f"{user.uid}:{user.gid}"
+            container["HostConfig"]["GroupAdd"] = [str(group) for group in user.groups]
         return container
 
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
-from yardmaster_node_agent.agent_state import Exit, ReplicaKey
+from yardmaster_node_agent.agent_state import Exit, ReplicaKey, TaskUser
 from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity
 
@@ -73,6 +73,9 @@ class Launch:
     key: ReplicaKey
     run: Run
     env: Mapping[str, str]
+    #: The user that runs it; None: a process runs as the agent's user, and a container as the user
+    #: of its image.
+    user: TaskUser | None = None
     fence_s: int | None = None
     incarnation: str = ""
     #: The number of replicas of the task.
@@ -245,5 +248,5 @@ class Executor(Protocol):
             ExecutorFailed: a process cannot be killed, so the slots are not free.
         """
 
-    async def forget(self, key: ReplicaKey) -> None:
-        """Remove all that is left of a released replica."""
+    async def forget(self, key: ReplicaKey) -> bool:
+        """Remove all that is left of a released replica; return whether nothing is left."""

@@ -32,7 +32,7 @@ from yardmaster_node_agent.executors.port import (
     ReplicaFound,
 )
 from yardmaster_node_agent.executors.procfs import ProcessIdentity
-from yardmaster_node_agent.executors.task_user import TaskUser, open_way
+from yardmaster_node_agent.executors.task_user import TaskUsers, open_way
 from yardmaster_runtime.clock import Clock
 from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity, RunKind
@@ -114,6 +114,9 @@ class ProcessExecution:
         self._runner = runner_identity
         self._clock = clock
         self._mark = f"YARD_STOP_FILE={directory.paths.stop_file}\0".encode()
+        user = directory.user
+        #: The user that runs nothing but this replica.
+        self._own_uid = None if user is None or user.shared else user.uid
 
     async def exited(self) -> Exit:
         """Wait for the exit file; if the runner ended without writing it, the exit is lost."""
@@ -143,7 +146,7 @@ class ProcessExecution:
             _reap(self._runner.pid)
         if self.files.has("gone"):
             return
-        while procfs.members(None, self._main, self._mark):
+        while self._members(None):
             await self._clock.sleep(SWEEP_S)
 
     def found(self) -> ReplicaFound:
@@ -163,27 +166,39 @@ class ProcessExecution:
 
     async def kill(self) -> None:
         """SIGKILL all present processes of the replica."""
-        for seen in procfs.members(self._runner, self._main, self._mark):
+        for seen in self._members(self._runner):
             procfs.kill(seen)
+
+    def _members(self, runner_identity: ProcessIdentity | None) -> list[procfs.Seen]:
+        """Return its living processes, also those that only its user shows to be its own."""
+        found = procfs.members(runner_identity, self._main, self._mark)
+        if self._own_uid is not None:
+            known = {seen.pid for seen in found}
+            users = range(self._own_uid, self._own_uid + 1)
+            found += [seen for seen in procfs.of_users(users) if seen.pid not in known]
+        return found
 
 
 class ProcessExecutor:
     """Runs commands under `root`, with one directory per replica."""
 
     def __init__(
-        self, root: Path, clock: Clock, user: TaskUser | None = None, *, renewed: Path
+        self, root: Path, clock: Clock, users: TaskUsers | None = None, *, renewed: Path
     ) -> None:
-        """`renewed` is the file of the lease's renewals (see `renewals`)."""
+        """`renewed` is the file of the lease's renewals (see `renewals`).
+
+        `users` are those of the replicas; without them, replicas run as the agent's own user.
+        """
         self._root = root.absolute()
         self._clock = clock
-        self._user = user
+        self._users = users
         self._renewed = renewed.absolute()
 
     async def capabilities(self) -> Capabilities:
-        """Return that it runs processes, of another user or the agent's own."""
+        """Return that it runs processes, each of a user of its own or all of the agent's."""
         return Capabilities(
             kinds=(ExecutorKind.PROCESS,),
-            isolation=Isolation.NONE if self._user is None else Isolation.USER,
+            isolation=Isolation.NONE if self._users is None else Isolation.USER,
         )
 
     def paths(self, key: ReplicaKey, run: Run) -> Paths:
@@ -204,11 +219,13 @@ class ProcessExecutor:
                 found=f"the job needs a container image, and {node} runs plain processes only",
                 failure=StartFailure.NO_EXECUTOR,
             )
+        if self._users is not None and launch.user is None:
+            raise ExecutorFailed(replica=key, found="it has no user, and must not run as the agent")
         directory = self._directory(key)
         try:
-            open_way(self._user, self._root)
+            open_way(self._root, others=launch.user is not None)
             if not directory.exists:
-                directory.create(launch.run.script)
+                directory.create(launch.run.script, launch.user)
             self._find_working_dir(directory, launch)
         except (OSError, ValueError) as error:
             raise ExecutorFailed(replica=key, found=error) from None
@@ -263,8 +280,9 @@ class ProcessExecutor:
         These are the descendants of the root's runners, and processes with a stop file of this root
         in their environment. Runners are found by their arguments, so their descendants are found
         even if the directories are gone and a command cleared its environment. A command that
-        cleared its environment is not found if its runner was killed. A runner that has not
-        started its command yet finds that the sweep has created `start`, and ends.
+        cleared its environment is not found if its runner was killed, unless it has a user of its
+        own: nothing else may run as the users of this node. A runner that has not started its
+        command yet finds that the sweep has created `start`, and ends.
         """
         killed = 0
         found = sorted(self._root.iterdir()) if self._root.is_dir() else []
@@ -278,6 +296,8 @@ class ProcessExecutor:
         ended = [identity.pid for directory in directories if (identity := _runner_of(directory))]
         for _ in range(SWEEP_ROUNDS):
             left = {seen.pid: seen for seen in procfs.members(None, None, mark)}
+            if self._users is not None:
+                left |= {seen.pid: seen for seen in procfs.of_users(self._users.ids)}
             runners = procfs.runners(runner.__file__, str(self._root))
             for seen in runners:
                 below = procfs.members(_identity_of(seen), None, mark)
@@ -296,12 +316,12 @@ class ProcessExecutor:
             directory.remove()
         return killed
 
-    async def forget(self, key: ReplicaKey) -> None:
+    async def forget(self, key: ReplicaKey) -> bool:
         """Remove the directory."""
-        self._directory(key).remove()
+        return self._directory(key).remove()
 
     def _directory(self, key: ReplicaKey) -> ReplicaDirectory:
-        return ReplicaDirectory(self._root / str(key), self._user)
+        return ReplicaDirectory(self._root / str(key), apart=self._users is not None)
 
     def _find_working_dir(self, directory: ReplicaDirectory, launch: Launch) -> None:
         """Check the working directory that the job sets.
@@ -335,7 +355,7 @@ class ProcessExecutor:
         work = directory.path / "work"
         cwd = str(work / (run.working_dir or ""))
         env = {**launch.env}
-        if self._user is not None:
+        if launch.user is not None:
             env.setdefault("HOME", str(work))
         fence = {
             "renewed": str(self._renewed),
@@ -347,7 +367,7 @@ class ProcessExecutor:
                 "command": command,
                 "env": env,
                 "cwd": cwd,
-                "user": None if self._user is None else asdict(self._user),
+                "user": None if launch.user is None else asdict(launch.user),
                 "fence": None if launch.fence_s is None else fence,
             }
         )

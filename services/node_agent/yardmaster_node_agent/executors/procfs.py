@@ -151,6 +151,23 @@ def members(
     return list(found.values())
 
 
+def of_users(users: range) -> list[Seen]:
+    """Return all living processes whose user is one of `users`.
+
+    The owner of the folder in /proc does not tell: a program can make it root.
+    """
+    found: list[Seen] = []
+    for seen in processes().values():
+        try:
+            lines = (_PROC / str(seen.pid) / "status").read_text().splitlines()
+        except OSError:
+            continue
+        ids = next((line.split()[1:] for line in lines if line.startswith("Uid:")), [])
+        if not seen.ended and any(int(each) in users for each in ids):
+            found.append(seen)
+    return found
+
+
 def has_variable(pid: int, mark: bytes) -> bool:
     """Whether a process started with `mark` (name, '=', prefix of the value) in its environment."""
     try:

@@ -201,7 +201,8 @@ class SimulatedExecutor:
         self._prepared.clear()
         return len(alive)
 
-    async def forget(self, key: ReplicaKey) -> None:
+    async def forget(self, key: ReplicaKey) -> bool:
         """Forget a replica."""
         self._prepared.discard(key)
         self._executions.pop(key, None)
+        return True

@@ -74,4 +74,4 @@ def test_the_nodes_divide_the_machine_and_run_tasks_as_the_user_of_the_process(
     folder = DataDirectory.take(tmp_path / "data")
     options = Options(cluster=plain_cluster(3, 4, PolicySpec()))
     nodes = [embedded._agent_settings(folder, options, index) for index in range(3)]
-    assert [(node.machine_agents, node.task_user) for node in nodes] == [(3, "same")] * 3
+    assert [(node.machine_agents, node.task_users) for node in nodes] == [(3, "same")] * 3
