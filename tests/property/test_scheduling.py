@@ -4,11 +4,16 @@ See `faulty_player` for the faults that the cell under test must tolerate, and
 `tests/histories` for the histories and their properties; `make histories` plays more of them.
 """
 
+import time
+from collections.abc import Iterable
 from dataclasses import fields
+from threading import Event, Thread
 
 import pytest
 
+from tests.histories import shortest as shortest_history
 from tests.histories.inputs import OPTIONS, Input, history
+from tests.histories.player import HistoryPlayer
 from tests.histories.shortest import broken_in, shortest
 from tests.property.faulty_player import FaultyPlayer
 from yardmaster_core.scheduling.policies import POLICIES
@@ -92,3 +97,39 @@ def test_the_shortest_history_breaks_the_same_property() -> None:
     assert found is not None
     assert shortest(inputs, found.where) == [impossible]
     assert broken_in(inputs[:20]) is None
+
+
+class ComputingPlayer(HistoryPlayer):
+    """A player that computes, without an end or until its thread used this CPU time."""
+
+    until_s: float | None = None
+
+    def play(self, inputs: Iterable[Input]) -> None:
+        begun_s = time.thread_time()
+        while self.until_s is None or time.thread_time() - begun_s < self.until_s:
+            pass
+
+
+def test_a_play_without_an_end_is_endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortest_history, "ENDLESS_S", 0.1)
+    found = broken_in([], ComputingPlayer)
+    assert found is not None
+    assert found.where == "endless"
+
+
+def test_what_other_threads_compute_makes_no_play_endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortest_history, "ENDLESS_S", 0.3)
+    monkeypatch.setattr(ComputingPlayer, "until_s", 0.2)
+    played = Event()
+
+    def compute() -> None:
+        while not played.is_set():
+            pass
+
+    other = Thread(target=compute)
+    other.start()
+    try:
+        assert broken_in([], ComputingPlayer) is None
+    finally:
+        played.set()
+        other.join()
