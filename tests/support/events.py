@@ -115,6 +115,8 @@ def _run(body: Json) -> None:
         body["script"] = None
     elif body.get("script") is None:
         body["script"] = "exit 0"
+    if body.get("image") is None:
+        body["pull"] = None
 
 
 def _resources(body: Json) -> None:
