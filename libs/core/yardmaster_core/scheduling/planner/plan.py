@@ -770,9 +770,9 @@ class PoolPass:
 
     def _reserve_released(self, task: Task) -> bool:
         """Reserve slots that stopping tasks will release, if the task fits on them; return whether
-        it does.
+        it does. Not for a task whose last starts failed: it starts on free capacity only.
         """
-        if not self.pool.stopping:
+        if not self.pool.stopping or task.shape.start_failed:
             return False
         placement = self._find_placement(self.pool.future, task)
         if placement is None:

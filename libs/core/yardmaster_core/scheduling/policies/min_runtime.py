@@ -1,6 +1,6 @@
 """The minimum run time of a job: until it has passed, no policy preempts its tasks for others."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.waiting_groups import wait_behind
@@ -55,17 +55,30 @@ def first_protected(view: PoolView) -> Task | None:
     return min((task for task in firsts if task is not None), default=None)
 
 
-def wait_behind_protected(view: PoolView, group: Group, task: Task) -> Wait | None:
+def wait_behind_protected(
+    view: PoolView, group: Group, task: Task, is_guaranteed: Callable[[Group], bool]
+) -> Wait | None:
     """Return the wait reason of a task behind the first one whose victims are within their minimum
-    run time; None if there is none, or the task is of its group.
+    run time; None if there is none.
 
     For tasks that would be protected too once they run. Else such tasks, one after another, would
-    keep the first one pending without end.
+    keep the first one pending without end. If the task is the first one itself, or an equal of it,
+    it waits behind the first of those that `is_guaranteed` accepts: these do not wait behind it.
     """
     ahead = first_protected(view)
-    if ahead is None or ahead.group is group:
-        return None
-    return wait_behind(task, ahead)
+    if ahead is not None and ahead.group is group:
+        ahead = min(
+            (
+                other.queue.first
+                for other in view.pool.protected
+                if other is not group
+                and other.queue.live
+                and other.waits[view.pool.name][0].code is WaitCode.VICTIMS_PROTECTED
+                and is_guaranteed(other)
+            ),
+            default=None,
+        )
+    return None if ahead is None else wait_behind(task, ahead)
 
 
 def groups_behind(view: PoolView) -> Iterator[Group]:

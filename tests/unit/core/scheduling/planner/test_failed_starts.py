@@ -480,6 +480,23 @@ def test_an_equal_task_behind_it_preempts_for_itself_and_gets_those_slots() -> N
     assert_sound(cell.state)
 
 
+@pytest.mark.parametrize("policy", ["priority", "quota", "starved_first"])
+def test_it_gets_no_slots_that_a_task_releases_until_they_are_free(policy: str) -> None:
+    cell = Cell(policy=policy)
+    cell.node("n1", gpus=1)
+    cell.submit("failed", priority=1)
+    cell.cycle()
+    set_apart(cell, "failed")
+    cell.submit("running", priority=50)
+    running(cell, "running")
+    cell.cycle(after_s=4)
+    cell.cancel("running")
+    decided = cell.run_until_idle()
+    assert all_of(decided, dec.SlotsReservedV1) == []
+    cell.ends("running", signal=15)
+    assert started(cell.run_until_idle()) == ["failed"]
+
+
 @pytest.mark.parametrize("policy", ["fitgpp", "lrtp", "rand"])
 def test_in_a_strict_queue_tasks_behind_it_still_preempt(policy: str) -> None:
     cell = preempting(policy)

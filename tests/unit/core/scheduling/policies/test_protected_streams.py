@@ -106,3 +106,37 @@ def test_a_task_that_waits_for_protected_victims_starts_before_those_that_wait_b
     assert cell.wait_code("first") == WaitCode.BEHIND_TASK
     player.finish(number=3, after_s=0)
     assert started(player.cycle()) == ["ahead"]
+
+
+def test_the_first_one_that_waits_for_protected_victims_waits_behind_one_that_is_guaranteed() -> (
+    None
+):
+    """Both wait for the end of minimum run times, and the first one would be protected too."""
+    cell = cell_of("quota")
+    cell.submit("busy", project="q", gpus=1, tasks=4, priority=60, min_runtime_s=600)
+    cell.step()
+    cell.submit("first", project="q", gpus=1, priority=1, min_runtime_s=600)
+    cell.step()
+    assert cell.wait_code("first") == WaitCode.VICTIMS_PROTECTED
+    cell.submit("guaranteed", project="p", gpus=4)
+    cell.step()
+    cell.ends("busy", 0, done=True)
+    cell.step()
+    assert cell.wait_code("guaranteed") == WaitCode.VICTIMS_PROTECTED
+    assert cell.wait_code("first") == WaitCode.BEHIND_TASK
+
+
+def test_under_starved_first_it_waits_behind_one_within_an_equal_part() -> None:
+    cell = cell_of("starved_first")
+    cell.submit("busy", user="cy", gpus=1, tasks=4, min_runtime_s=600)
+    cell.step()
+    cell.submit("first", user="bob", gpus=2, min_runtime_s=600)
+    cell.step()
+    assert cell.wait_code("first") == WaitCode.VICTIMS_PROTECTED
+    cell.submit("within", user="alice", gpus=1)
+    cell.step()
+    assert cell.wait_code("within") == WaitCode.VICTIMS_PROTECTED
+    for index in (0, 1):
+        cell.ends("busy", index, done=True)
+    cell.step()
+    assert cell.task("within").run is not None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit
@@ -25,7 +26,7 @@ from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
 from yardmaster_core.scheduling.policies.quota.oldest import wait_for_oldest, with_reserved_from
 from yardmaster_core.scheduling.policies.quota.pool_sums import stays_within_sum, sum_over_pools
 from yardmaster_core.scheduling.policies.quota.protections import delayed_until_ms
-from yardmaster_core.scheduling.policies.quota.queues import Queue
+from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import LIMITED
 from yardmaster_schemas.reasons import Start, Wait, WaitCode
@@ -98,7 +99,7 @@ def wait_for_quota(
     if reservation is not None:
         return None
     if is_protected_beyond_deserved(view, group, task, gone):
-        wait = wait_behind_protected(view, group, task)
+        wait = wait_behind_protected(view, group, task, partial(_is_guaranteed_before, view, task))
         if wait is not None:
             return wait
     return wait_for_oldest(view, group, task)
@@ -147,6 +148,29 @@ def is_protected_beyond_deserved(
     return not stays_within_sum(view, task.job.project, more) or any(
         first_exceeded(plus(queue.allocated, more), queue.deserved, among=request) is not None
         for queue in project_queue.path
+    )
+
+
+def _is_guaranteed_before(view: PoolView, task: Task, other: Group) -> bool:
+    """Whether the first task of another group stays within what its queue deserves, while `task`
+    would exceed what its own does, where the queues of the two differ; and does not wait behind
+    protected tasks itself.
+    """
+    first = other.queue.first
+    if first.job.project is task.job.project or is_protected_beyond_deserved(view, other, first):
+        return False
+    ahead, own = differing(queue_of(view, first), queue_of(view, task))
+    return not _exceeds_deserved(view, ahead, first) and _exceeds_deserved(view, own, task)
+
+
+def _exceeds_deserved(view: PoolView, queue: Queue, task: Task) -> bool:
+    """Whether a queue above a task, or its project in all its pools, would hold more than it
+    deserves with the task.
+    """
+    request = requested(view.pool, task.job.shape)
+    more = plus(queue.allocated, request)
+    return first_exceeded(more, queue.deserved, among=request) is not None or (
+        queue.is_project and not stays_within_sum(view, task.job.project, request)
     )
 
 

@@ -153,22 +153,27 @@ def wait_behind_starved(view: PoolView, group: Group, task: Task) -> Wait | None
     """Return the wait reason of a task that would be protected, beyond the equal part of its owner,
     while another task waits for victims within their minimum run time; else None.
     """
-    if task.reserved is not None or not is_protected_beyond_part(view, group, task):
+    if task.reserved is not None or not is_protected_beyond_part(view, group):
         return None
-    return wait_behind_protected(view, group, task)
+    return wait_behind_protected(view, group, task, lambda other: not _is_beyond_part(view, other))
 
 
-def is_protected_beyond_part(view: PoolView, group: Group, task: Task) -> bool:
+def is_protected_beyond_part(view: PoolView, group: Group) -> bool:
     """Whether a task could not be preempted at once, and its owner would hold more than its equal
     part.
     """
     if not group.min_runtimes and group.shape.preemptible:
         return False
+    return _is_beyond_part(view, group)
+
+
+def _is_beyond_part(view: PoolView, group: Group) -> bool:
+    """Whether the owner would hold more than its equal part with a task of a group."""
     asked = view.pool.most_milli(group.shape)
     if not asked:
         return False
     index = index_of(view)
-    owner = index.owner(task.job)
+    owner = index.owner(group.queue.first.job)
     return owner.allocated + asked > index.part(owner)
 
 
