@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, Final
 
 from yardmaster_core.machine import CycleResult, Decision
-from yardmaster_core.scheduling.planner.plan import MOVED
+from yardmaster_core.scheduling.planner.pool_pass import MOVED
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.testing import START_MS, Cell
 from yardmaster_schemas.envelope import Event

@@ -9,7 +9,7 @@ from tests.unit.core.scheduling.reading import all_of, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner import lifecycle, victim_search
 from yardmaster_core.scheduling.planner.group_queue import GroupQueue
-from yardmaster_core.scheduling.planner.plan import PoolPass
+from yardmaster_core.scheduling.planner.pool_pass import PoolPass
 from yardmaster_core.scheduling.state.wake_index import WakeIndex
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec

@@ -8,7 +8,7 @@ from pydantic_core import from_json
 from tests.unit.core.scheduling.planner.test_growth import counted
 from tests.unit.core.scheduling.reading import all_of, started, stopped, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster_core.scheduling.planner.plan import PoolPass
+from yardmaster_core.scheduling.planner.pool_pass import PoolPass
 from yardmaster_core.testing import Cell
 from yardmaster_schemas import plain
 from yardmaster_schemas.events import decisions as dec
