@@ -186,6 +186,8 @@ POOL: Final[Mapping[str, Key]] = {
     "seed": _of(PoolConfig, "seed", _whole, "N"),
     "pool-order": _of(PoolConfig, "pool_order", _text, "idle_first|strict"),
     "gpu-placement": _of(PoolConfig, "gpu_placement", _optional_text, "packed|spread|none"),
+    "images": _of(PoolConfig, "images", _names, "PREFIX,..."),
+    "mounts": _of(PoolConfig, "mounts", _names, "NAME[:rw],..."),
 }
 _QUEUE: Final[Mapping[str, Key]] = {
     "rank": _of(DepartmentConfig, "rank", _whole, "N"),
@@ -213,6 +215,8 @@ PROJECT: Final[Mapping[str, Key]] = {
     "max-unfinished": _of(ProjectConfig, "max_unfinished", _limit, "N|none"),
     "checkpoint-prefixes": _of(ProjectConfig, "checkpoint_prefixes", _names, "URI,..."),
     "default-pools": _of(ProjectConfig, "default_pools", _names, "NAME,..."),
+    "images": _of(ProjectConfig, "images", _names, "PREFIX,..."),
+    "mounts": _of(ProjectConfig, "mounts", _names, "NAME[:rw],..."),
 }
 CELL: Final[Mapping[str, Key]] = {
     "default-pools": _of(CellConfig, "default_pools", _names, "NAME,..."),

@@ -435,13 +435,14 @@ pools:
   default: {policy: priority}
   slow:
     {policy: priority, option.preemption: false, node-timeout: 2m, pool-order: strict,
-     gpu-placement: spread}
+     gpu-placement: spread, images: [registry.example.org, python], mounts: ["scratch:rw"]}
 departments:
   vision: {quota: {slow: {limit: 8}}}
 projects:
   images:
     {department: vision, max-slots: 4, kinds: [training, inference], default-pools: [default],
-     kind-node-types: {training: [any], inference: []}}
+     kind-node-types: {training: [any], inference: []}, images: registry.example.org/team/,
+     mounts: [datasets, "scratch:rw"]}
   empty:
 """
 
@@ -464,6 +465,10 @@ def test_a_file_configures_pools_departments_and_projects(dev: Dev) -> None:
     assert (
         dev.yard("projects", "show", "images", "-o", "json").json["config"]["limit_milli"] == 4000
     )
+
+    config = dev.yard("projects", "show", "images", "-o", "json").json["config"]
+    assert config["images"] == ["registry.example.org/team/"]
+    assert config["mounts"] == ["datasets", "scratch:rw"]
 
     dev.yard("projects", "set", "images", "max-slots=9")
     drift = {"kind": "project", "name": "images", "field": "max-slots", "now": "9", "file": "4"}
@@ -524,6 +529,8 @@ def test_departments_and_quotas_are_configured_by_a_file_and_by_commands(dev: De
         ("projects: {a: 3}", 2, "projects.a: expected a mapping"),
         ("pools: {a: {policy: priority, fence: soft}}", 2, "org.yaml:1: pools.a: fence: "),
         ("projects: {a: {kind-node-types: {hobby: [sxm]}}}", 2, "kind_node_types"),
+        ("projects: {a: {images: [a/*]}}", 2, "images"),
+        ("projects: {a: {mounts: ['scratch:ro']}}", 2, "mounts"),
         ("projects: {a: {default-pools: [moon]}}", 101, "project a: refused: pool_unknown"),
         ("cell: {default-pools: [moon]}", 101, "refused: pool_unknown"),
         ("projects: {a: {department: none-such}}", 101, "project a: refused: department_unknown"),

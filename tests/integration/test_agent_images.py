@@ -328,3 +328,12 @@ async def test_credentials_of_registries_reach_the_registry_and_nothing_that_is_
     kept += capfd.readouterr()
     assert any(task in text for text in kept)
     assert [secret for secret in secrets for text in kept if secret in text] == []
+
+
+async def test_an_image_is_found_by_its_name_and_not_by_its_id(registry: Registry) -> None:
+    engine = Engine(ENGINE)
+    found = await engine.image(CONTAINER_IMAGE)
+    assert found is not None
+    digits = found.id.removeprefix("sha256:")
+    for reference in (digits, digits[:12], f"sha256:{digits[:12]}"):
+        assert await engine.image(reference) is None

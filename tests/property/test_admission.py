@@ -29,6 +29,7 @@ from yardmaster_eventlog.codec import decode, encode
 from yardmaster_schemas.events import admissions as a
 from yardmaster_schemas.events import requests as r
 from yardmaster_schemas.events import users as u
+from yardmaster_schemas.image_names import is_allowed
 from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
 
 JOBS = [f"{n}" * 12 for n in range(3)]
@@ -42,6 +43,8 @@ priorities = st.integers(1, 99)
 limits = st.none() | st.sampled_from([0, 2000, 8000])
 quotas = st.dictionaries(pools, st.builds(r.Quota, limit_milli=limits), max_size=2)
 some_pools = st.just(()) | st.lists(pools, max_size=2).map(tuple)
+some_images = st.sampled_from([(), (), ("python",), ("r.example.org", "library/")])
+some_mounts = st.sampled_from([(), ("datasets",), ("datasets", "scratch:rw"), ("scratch:rw",)])
 
 specs = st.builds(
     r.SubmittedSpec,
@@ -55,6 +58,8 @@ specs = st.builds(
     tasks=st.integers(1, 3),
     grace_s=st.none() | st.integers(0, 4000),
     checkpoint_uri=st.sampled_from([None, "s3://runs/nlp/x", "s3://else/x"]),
+    image=st.sampled_from([None, None, "docker.io/library/python", "r.example.org/nlp/train"]),
+    mounts=st.sampled_from([(), (), ("datasets",), ("datasets", "scratch:rw")]),
     min_runtime_s=st.none() | st.integers(0, 4000),
 )
 pool_configs = st.builds(
@@ -66,6 +71,8 @@ pool_configs = st.builds(
     gpuless_per_node=st.none() | st.integers(0, 2),
     pool_order=st.sampled_from(r.PoolOrder),
     gpu_placement=st.none() | st.sampled_from(r.GpuPlacement),
+    images=some_images,
+    mounts=some_mounts,
 )
 project_configs = st.builds(
     r.ProjectConfig,
@@ -80,6 +87,8 @@ project_configs = st.builds(
     checkpoint_prefixes=st.sampled_from([(), (), ("s3://runs/nlp",)]),
     kind_node_types=st.sampled_from([{}, {r.Kind.TRAINING: ("sxm",), r.Kind.INFERENCE: ()}]),
     quotas=quotas,
+    images=some_images,
+    mounts=some_mounts,
 )
 roles = st.sampled_from(
     [
@@ -319,3 +328,23 @@ def test_every_named_pool_and_department_exists(history):
         if admitted.live:
             assert state.projects.get(admitted.project) is not None, job_id
             assert all(state.pools.get(named) is not None for named in admitted.pools), job_id
+
+
+@given(histories)
+def test_an_admitted_job_uses_only_what_the_lists_of_its_project_and_pools_allow(history):
+    records = records_of(history)
+    quota = judged([])
+    for record in records:
+        quota.take([record])
+        verdict = quota.verdicts[-1][1]
+        if not isinstance(verdict, a.TaskAdmittedV1):
+            continue
+        spec = record.data.spec
+        configs = [quota.state.projects.get(verdict.project).config]
+        configs += [quota.state.pools.get(name).config for name in verdict.spec.pools]
+        images = [config.images for config in configs if config.images]
+        assert spec.image is None or all(is_allowed(spec.image, each) for each in images)
+        mounts = [config.mounts for config in configs if config.mounts or config is configs[0]]
+        for mount in spec.mounts:
+            source = mount.removesuffix(":rw")
+            assert all(mount in each or f"{source}:rw" in each for each in mounts)

@@ -14,6 +14,7 @@ from yardmaster_eventlog.codec import adapter
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events import EVENTS
 from yardmaster_schemas.generate import event_schema
+from yardmaster_schemas.image_names import PREFIX
 from yardmaster_schemas.topics import TOPICS
 
 Json = dict[str, Any]
@@ -65,6 +66,10 @@ BY_NAME: Final[Mapping[str, Any]] = {
 BY_PATTERN: Final[Mapping[str, str]] = {
     r"^(file|s3|gs|az|abfs|hdfs|https|nfs)://[A-Za-z0-9._~/+=:-]+$": "s3://runs/nlp",
     r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$": "vision",
+    r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?(:rw)?$": "scratch:rw",
+    r"^[a-z0-9.:\[\]/_-]+$": "docker.io/library/python",
+    r"^[a-z0-9.:\[\]-]+(/[a-z0-9._-]+)+$": "docker.io/library/python",
+    PREFIX.pattern: "registry.example.org/team/",
     r"^[0-9a-z]{12}$": "4kq7w2mz9c1f",
     r"^[0-9a-z]{12}\.(0|[1-9][0-9]{0,3})$": "4kq7w2mz9c1f.3",
     r"^[a-z_]{1,20}/[a-z0-9][a-z0-9._-]{0,90}$": "gateway/gw-1",

@@ -252,6 +252,9 @@ def _slots_of(one: Row) -> str:
 def refusal_words(refusal: Row) -> str:
     """The text of a refusal: `limit_exceeded nlp: limit 8, asked 16`."""
     text = str(refusal["code"])
+    if refusal.get("not_listed"):
+        owner = f"{refusal['list_owner']} {refusal['about']}"
+        return f"{text}: {refusal['not_listed']} is not in the list of {owner}"
     if refusal.get("about"):
         text += f" {refusal['about']}"
     shown = numbers(refusal.get("numbers") or {})

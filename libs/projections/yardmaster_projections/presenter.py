@@ -82,7 +82,13 @@ def _class(code: str) -> WaitClass:
 def _refusal(row: Refused | None) -> api.Refusal | None:
     if row is None:
         return None
-    return api.Refusal(code=row.code, numbers=dict(row.numbers), about=row.about)
+    return api.Refusal(
+        code=row.code,
+        numbers=dict(row.numbers),
+        about=row.about,
+        not_listed=row.not_listed,
+        list_owner=row.list_owner,
+    )
 
 
 def _requested_milli(row: TaskRow, numbers: Mapping[str, int]) -> int:

@@ -378,6 +378,8 @@ class Refusal(Answer):
     code: str
     numbers: Numbers = Field(default_factory=dict)
     about: str | None = None
+    not_listed: str | None = None
+    list_owner: str | None = None
 
 
 class Request(Answer):

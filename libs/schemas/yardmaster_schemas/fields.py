@@ -93,6 +93,11 @@ CheckpointPrefix = Annotated[
     Field(pattern=r"^(file|s3|gs|az|abfs|hdfs|https|nfs)://[A-Za-z0-9._~/+=:-]+$", max_length=256),
 ]
 MAX_PREFIXES: Final = 16
+#: A folder of nodes that jobs may mount: its name; `:rw` at the end: also to write.
+MountGrant = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?(:rw)?$")]
+MountGrants = Annotated[tuple[MountGrant, ...], Field(max_length=MAX_NAMES)]
+#: An image, a folder or a user that an allow-list does not contain.
+ListedName = Annotated[str, Field(pattern=r"^[a-z0-9.:\[\]/_-]+$", max_length=288)]
 Numbers = Annotated[dict[Code, SignedInt], Field(max_length=24)]
 Labels = Annotated[dict[Name, Name], Field(max_length=MAX_NAMES)]
 Names = Annotated[tuple[Name, ...], Field(max_length=MAX_NAMES)]

@@ -55,6 +55,7 @@ from yardmaster_schemas.fields import (
     Name,
     Priority,
 )
+from yardmaster_schemas.image_names import repository_of
 from yardmaster_schemas.job_secrets import SHARED, may_read
 from yardmaster_schemas.program import program_of
 from yardmaster_schemas.quantities import (
@@ -456,6 +457,13 @@ class JobRun(Closed):
             )
         return self
 
+    @field_validator("image")
+    @classmethod
+    def _names_an_image(cls, image: str | None) -> str | None:
+        if image is not None:
+            repository_of(image)
+        return image
+
     @model_validator(mode="after")
     def _pulls_an_image(self) -> "JobRun":
         if self.pull is not None and self.image is None:
@@ -723,8 +731,16 @@ def _requested(spec: JobSpec) -> SubmittedSpec:
         runtime_estimate_s=(
             None if spec.runtime_estimate is None else duration_s(spec.runtime_estimate)
         ),
-        image=spec.run.image is not None,
+        image=None if spec.run.image is None else repository_of(spec.run.image),
+        mounts=_mount_grants(spec),
     )
+
+
+def _mount_grants(spec: JobSpec) -> tuple[str, ...]:
+    """Return what the allow-lists of mounts must contain, in the order of the names."""
+    writable = {one.source for one in spec.run.mounts if not one.read_only}
+    sources = sorted({one.source for one in spec.run.mounts})
+    return tuple(f"{name}:rw" if name in writable else name for name in sources)
 
 
 def _run(spec: JobSpec) -> Run:

@@ -11,7 +11,6 @@ from yardmaster_node_agent.executors.registries import (
     AuthsUnusable,
     Credentials,
     RegistryAuths,
-    full_name,
 )
 
 
@@ -23,20 +22,6 @@ def auths(tmp_path: Path, content: Any) -> RegistryAuths:
     path = tmp_path / "config.json"
     path.write_text(content if isinstance(content, str) else json.dumps({"auths": content}))
     return RegistryAuths(path)
-
-
-@pytest.mark.parametrize(
-    ("reference", "name"),
-    [
-        ("python", "docker.io/library/python"),
-        ("team/train:1", "docker.io/team/train"),
-        ("index.docker.io/team/train", "docker.io/team/train"),
-        ("127.0.0.1:5000/team/train:1", "127.0.0.1:5000/team/train"),
-        ("localhost/train@sha256:0", "localhost/train"),
-    ],
-)
-def test_the_name_of_an_image_has_its_registry(reference: str, name: str) -> None:
-    assert full_name(reference) == name
 
 
 def test_the_longest_key_that_the_name_of_the_image_begins_with_counts(tmp_path: Path) -> None:

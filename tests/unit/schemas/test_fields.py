@@ -64,6 +64,14 @@ STRINGS: dict[str, tuple[list[str], list[str]]] = {
             "https://x/" + "y" * 1015,
         ],
     ),
+    "MountGrant": (
+        ["datasets", "scratch:rw", "a" * 63 + ":rw"],
+        ["", ":rw", "a:ro", "a:rw:rw", "A", "a/b", "a" * 64],
+    ),
+    "ListedName": (
+        ["datasets", "docker.io/library/python", "[::1]:5000/a", "a" * 288],
+        ["", "A", "a b", "ä", "a" * 289],
+    ),
     "CheckpointPrefix": (
         ["s3://runs/", "s3://runs/nlp", "file:///data/", "https://x/" + "y" * 246],
         [

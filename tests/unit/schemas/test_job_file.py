@@ -95,6 +95,16 @@ def test_memory_without_a_unit_is_refused_with_a_suggestion(memory: object) -> N
     )
 
 
+def test_the_request_names_the_image_and_the_mounts_for_the_lists() -> None:
+    read = {"source": "datasets", "target": "/data"}
+    write = {"source": "scratch", "target": "/a", "read_only": False}
+    again = {"source": "scratch", "target": "/b"}
+    run = {"command": ["a"], "image": "team/train:1.4", "mounts": [again, write, read]}
+    found = parts_of(parse(run=run)).requested
+    assert (found.image, found.mounts) == ("docker.io/team/train", ("datasets", "scratch:rw"))
+    assert parts_of(parse()).requested.image is None
+
+
 @pytest.mark.parametrize(
     ("gpus", "slots"),
     [
@@ -206,6 +216,8 @@ def test_an_elastic_gang_is_refused_because_it_would_never_grow() -> None:
         ({"run": {"command": ["a"], "artifacts": ["*"]}}, "add context"),
         ({"run": {"command": ["a"], "shm": "1Gi"}}, "give image, or remove shm"),
         ({"run": {"command": ["a"], "mounts": [DATA]}}, "give image, or remove mounts"),
+        ({"run": {"command": ["a"], "image": "a b"}}, "'a b' is not the name of an image"),
+        ({"run": {"command": ["a"], "image": "0f" * 32}}, "is the id of an image"),
         (mounting(DATA, DATA), "two mounts have the same target"),
         (mounting(DATA | {"target": "/proc/1"}), "a folder that each container has already"),
         (mounting(DATA | {"target": "/yard"}), "a folder that each container has already"),

@@ -6,17 +6,22 @@ that were admitted before.
 
 A job that names no pools gets the first of these lists that is not empty: the default pools of its
 project, the default pools of the cell that the project may use, all pools that the project may use.
+
+The allow-lists of images and mounts belong to projects and pools, and both must allow a job. Of the
+pools that a job gets by default, it uses those whose lists allow it.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
+from yardmaster_core.admission.allow_lists import not_listed
 from yardmaster_core.admission.size import MAX_BYTES, allocation_bytes
 from yardmaster_core.admission.state import AdmissionState, Pending
 from yardmaster_core.checkpoint_uris import is_within
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import (
     AdmittedSpec,
+    ListOwner,
     RequestRefusedV1,
     TaskAdmittedV1,
     TaskRejectedV1,
@@ -61,6 +66,13 @@ def judge_submission(state: AdmissionState, request: TaskSubmittedV1, pending: P
     refused = (
         _wrong_pools(state, job_id, pools, config)
         or _not_allowed(job_id, request.spec, config)
+        or not_listed(request, ListOwner.PROJECT, request.project, config)
+    )
+    if refused is not None:
+        return refused
+    pools, refused = _pools_that_list(state, request, pools)
+    refused = (
+        refused
         or _over_limit(state, request, pools, config)
         or _full(state, request, config, pending.actor)
     )
@@ -102,6 +114,22 @@ def _of_cell(state: AdmissionState, config: ProjectConfig) -> tuple[str, ...]:
     """The default pools of the cell that a project may use."""
     pools = state.config.default_pools
     return tuple(pool for pool in pools if not config.pools or pool in config.pools)
+
+
+def _pools_that_list(
+    state: AdmissionState, request: TaskSubmittedV1, pools: Sequence[str]
+) -> tuple[tuple[str, ...], TaskRejectedV1 | None]:
+    """Return the pools whose allow-lists contain what the job uses, and the rejection if there is
+    none, or if the job names a pool whose lists do not.
+    """
+    left, first = [], None
+    for name in pools:
+        pool = state.pools.get(name)
+        refused = None if pool is None else not_listed(request, ListOwner.POOL, name, pool.config)
+        first = first or refused
+        if refused is None:
+            left.append(name)
+    return tuple(left), first if request.spec.pools or not left else None
 
 
 def _node_types(kind: Kind, config: ProjectConfig) -> tuple[str, ...]:
@@ -262,5 +290,5 @@ def _resolved(
         # Sorted, so that jobs that avoid the same nodes are equal.
         avoid_nodes=tuple(sorted(set(spec.avoid_nodes))),
         runtime_estimate_s=spec.runtime_estimate_s,
-        image=spec.image,
+        image=spec.image is not None,
     )

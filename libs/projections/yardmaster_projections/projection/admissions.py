@@ -49,7 +49,13 @@ def _task_admitted_v1(draft: Draft, envelope: Envelope[a.TaskAdmittedV1], _: Det
 def _task_rejected_v1(draft: Draft, envelope: Envelope[a.TaskRejectedV1], _: Details) -> None:
     data = envelope.data
     job = draft.need(JobRow, data.job_id, envelope.type)
-    refusal = Refused(code=data.code, numbers=dict(data.numbers), about=data.about)
+    refusal = Refused(
+        code=data.code,
+        numbers=dict(data.numbers),
+        about=data.about,
+        not_listed=data.not_listed,
+        list_owner=data.list_owner,
+    )
     request = draft.request(envelope.cause or "")
     if request is not None:
         draft.put(replace(request, state=RequestState.REFUSED, refusal=refusal))

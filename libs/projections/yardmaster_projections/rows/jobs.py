@@ -22,11 +22,16 @@ _OF_RECORDS: Final = frozenset(RefusalCode)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The reason that quota gave for a refusal."""
+    """The reason that quota gave for a refusal.
+
+    `not_listed`: what the allow-list of the object `about`, whose kind is `list_owner`, lacks.
+    """
 
     code: str
     numbers: Mapping[str, int] = field(default_factory=dict)
     about: str | None = None
+    not_listed: str | None = None
+    list_owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

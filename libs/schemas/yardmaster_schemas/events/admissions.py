@@ -31,6 +31,7 @@ from yardmaster_schemas.fields import (
     MAX_TASKS,
     CheckpointUri,
     JobId,
+    ListedName,
     Millis,
     Name,
     Names,
@@ -44,6 +45,13 @@ from yardmaster_schemas.fields import (
 from yardmaster_schemas.reasons import AdmissionCode
 from yardmaster_schemas.resources import Resources
 from yardmaster_schemas.topics import ADMISSIONS
+
+
+class ListOwner(StrEnum):
+    """The object whose allow-list refuses a job."""
+
+    POOL = "pool"
+    PROJECT = "project"
 
 
 class Level(StrEnum):
@@ -109,12 +117,18 @@ class TaskAdmittedV1(Event):
 @event(ADMISSIONS, name="TaskRejected")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRejectedV1(Event):
-    """A job was refused at admission; none of its tasks will run."""
+    """A job was refused at admission; none of its tasks will run.
+
+    `not_listed`: what an allow-list does not contain. The list is that of the object `about`, whose
+    kind is `list_owner`.
+    """
 
     job_id: JobId
     code: AdmissionCode
     numbers: Numbers = field(default_factory=dict)
     about: Name | None = None
+    not_listed: ListedName | None = None
+    list_owner: ListOwner | None = None
 
 
 @event(ADMISSIONS, name="RequestRefused")

@@ -26,6 +26,7 @@ from yardmaster_schemas.fields import (
     Labels,
     LogId,
     Millis,
+    MountGrants,
     Name,
     Names,
     PolicyOptions,
@@ -36,6 +37,7 @@ from yardmaster_schemas.fields import (
     Seconds,
     SlotSet,
 )
+from yardmaster_schemas.image_names import ImagePrefix, ImageRepository
 from yardmaster_schemas.resources import Resources
 from yardmaster_schemas.topics import REQUESTS
 
@@ -172,8 +174,11 @@ class SubmittedSpec:
     layout: Layout = Layout.REPLICAS
     avoid_nodes: Names = ()
     runtime_estimate_s: Seconds | None = None
-    #: `run.image` is set, so that only nodes that run containers can take the task.
-    image: bool = False
+    #: The name of `run.image` without tag and digest, for the allow-lists. With it, only nodes that
+    #: run containers can take the task.
+    image: ImageRepository | None = None
+    #: The folders of nodes that the container mounts.
+    mounts: MountGrants = ()
 
     def __post_init__(self) -> None:
         if self.layout is Layout.WHOLE_NODES:
@@ -200,6 +205,8 @@ class PolicyRef:
         ),
     )
 
+
+ImagePrefixes = Annotated[tuple[ImagePrefix, ...], Field(max_length=MAX_NAMES)]
 
 #: The rank of queues that have no other.
 DEFAULT_RANK: Final = 100
@@ -266,6 +273,22 @@ class PoolConfig:
             "`spread`: the emptiest.",
             "spread",
             none="the placement chooses",
+        ),
+    )
+    images: ImagePrefixes = field(
+        default=(),
+        metadata=about(
+            "The registries, or beginnings of names, of the images that jobs of this pool may use; "
+            "empty: all that their projects may use.",
+            ["registry.example.org/team/"],
+        ),
+    )
+    mounts: MountGrants = field(
+        default=(),
+        metadata=about(
+            "The folders of its nodes that jobs of this pool may mount, with `:rw` also to write; "
+            "empty: all that their projects may mount.",
+            ["datasets", "scratch:rw"],
         ),
     )
 
@@ -444,6 +467,21 @@ class ProjectConfig:
         metadata=about(
             "The URIs of checkpoints of its tasks are within one of these; empty: any URI.",
             ["s3://runs/nlp"],
+        ),
+    )
+    images: ImagePrefixes = field(
+        default=(),
+        metadata=about(
+            "The registries, or beginnings of names, of the images that its jobs may use; empty: "
+            "all.",
+            ["registry.example.org/team/"],
+        ),
+    )
+    mounts: MountGrants = field(
+        default=(),
+        metadata=about(
+            "The folders of nodes that its jobs may mount, with `:rw` also to write; empty: none.",
+            ["datasets", "scratch:rw"],
         ),
     )
 

@@ -315,7 +315,14 @@ ANSWERS: Final[Texts] = {
     ),
     "image": ("The container image.", "registry.example.org/train:1.4"),
     "AdmittedSpec.image": ("Whether it needs a node that runs containers.", False),
-    "SubmittedSpec.image": ("Whether it needs a node that runs containers.", False),
+    "SubmittedSpec.image": (
+        "The image without tag and digest; null: it runs without a container.",
+        "docker.io/library/python",
+    ),
+    "SubmittedSpec.mounts": (
+        "The folders of nodes that it mounts, with `:rw` also to write.",
+        ["datasets", "scratch:rw"],
+    ),
     "incarnation": ("The life of the agent's ledger.", "90c1d2e3f4a5"),
     "index": ("The number of the task in its job, starting at 0.", 0),
     "Slot.index": ("The number of the slot, starting at 0.", 0),
@@ -332,6 +339,10 @@ ANSWERS: Final[Texts] = {
     "kind": ("The kind of work.", "training"),
     "kind_node_types": FIELDS[ProjectConfig]["kind_node_types"],
     "kinds": FIELDS[ProjectConfig]["kinds"],
+    "PoolConfig.images": FIELDS[PoolConfig]["images"],
+    "PoolConfig.mounts": FIELDS[PoolConfig]["mounts"],
+    "ProjectConfig.images": FIELDS[ProjectConfig]["images"],
+    "ProjectConfig.mounts": FIELDS[ProjectConfig]["mounts"],
     "checkpoint_prefixes": FIELDS[ProjectConfig]["checkpoint_prefixes"],
     "labels": ("The labels.", {"team": "nlp"}),
     "last_index": ("The index of the last task of the group.", 19),
@@ -345,6 +356,11 @@ ANSWERS: Final[Texts] = {
         },
     ),
     "layout": ("Whether it is placed as replicas or on whole nodes.", "replicas"),
+    "list_owner": (
+        "The kind of the object whose allow-list refuses the job: `pool` or `project`; its name is "
+        "`about`.",
+        "project",
+    ),
     "limit_milli": ("The most thousandths of a GPU held at once; null: no limit.", 8000),
     "limit_cpu_milli": FIELDS[Quota]["limit_cpu_milli"],
     "limit_memory_mib": FIELDS[Quota]["limit_memory_mib"],
@@ -374,6 +390,10 @@ ANSWERS: Final[Texts] = {
     "method": ("How the user authenticated.", "token"),
     "min_runtime_s": ("An attempt is not preempted before, in seconds.", 1200),
     "mode": ("How the log is stored.", "kafka"),
+    "not_listed": (
+        "The image or folder that the allow-list does not contain.",
+        "docker.io/library/python",
+    ),
     "name": ("The name.", "default"),
     "Job.name": ("The name of the job.", "llm-sft"),
     "Cell.time_ahead_s": (
@@ -451,7 +471,10 @@ ANSWERS: Final[Texts] = {
     "reclaim_min_runtime_s": FIELDS[DepartmentConfig]["reclaim_min_runtime_s"],
     "refusal": (
         "Why quota refused it; null if it did not.",
-        {"code": "pool_not_allowed", "numbers": {}, "about": "h100"},
+        {
+            **{"code": "pool_not_allowed", "numbers": {}, "about": "h100"},
+            **{"not_listed": None, "list_owner": None},
+        },
     ),
     "refused": ("The number of records that were refused.", 0),
     "released_at": ("When its slots were released.", _AT),

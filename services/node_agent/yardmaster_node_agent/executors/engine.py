@@ -9,6 +9,7 @@ Source: "Docker Engine API", version 1.41.
 
 import asyncio
 import json
+import re
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -22,7 +23,7 @@ from urllib.parse import quote
 import httpx
 
 from yardmaster_node_agent.executors.port import ImageFound
-from yardmaster_node_agent.executors.registries import full_name
+from yardmaster_schemas.image_names import REFERENCE, repository_of
 
 API_VERSION: Final = "v1.41"
 #: Seconds after which a request without an answer counts as failed.
@@ -32,6 +33,8 @@ PROBE_S: Final = 5.0
 _NO_IDLE: Final = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 #: The head of a frame of output: the stream, three zeros, the length.
 _HEAD: Final = struct.Struct(">BxxxL")
+#: Names that may be the beginning of an id.
+_HEX: Final = re.compile(r"(?:sha256:)?[0-9a-f]+")
 #: The most bytes of an engine's error message that are kept.
 _MAX_MESSAGE: Final = 500
 
@@ -93,9 +96,13 @@ class Engine:
         return str((await self._ask("GET", "/info"))["ID"])
 
     async def image(self, reference: str) -> ImageFound | None:
-        """Return an image that the engine has; None if it has none of that name."""
+        """Return an image that the engine has; None if it has none of that name.
+
+        Engines also find an image by the first digits of its id. Such a name is no name of the
+        image: the allow-lists of images could not refuse it.
+        """
         found = await self._ask("GET", f"/images/{quote(reference)}/json", absent=(404,))
-        if found is None:
+        if found is None or _only_by_id(reference, found.get("RepoTags") or ()):
             return None
         return ImageFound(str(found["Id"]), _digest(reference, found.get("RepoDigests") or ()))
 
@@ -293,12 +300,25 @@ def _frames(data: bytes) -> tuple[list[bytes], bytes]:
 
 def _digest(reference: str, repo_digests: Iterable[str]) -> str | None:
     """Return the digest that the image has under the name of a reference."""
-    wanted = full_name(reference)
+    wanted = repository_of(reference)
     for each in sorted(repo_digests):
         name, _, digest = each.partition("@")
-        if full_name(name) == wanted:
+        if _is_name(name) and repository_of(name) == wanted:
             return digest
     return None
+
+
+def _is_name(text: str) -> bool:
+    """Whether it names an image; engines also list `<none>`."""
+    return REFERENCE.fullmatch(text) is not None
+
+
+def _only_by_id(reference: str, tags: Iterable[str]) -> bool:
+    """Whether the engine found an image by its id, as none of its tags is the reference."""
+    if not _HEX.fullmatch(reference):
+        return False
+    names = {each.rpartition("/")[2] for each in tags}
+    return names.isdisjoint((reference, f"{reference}:latest"))
 
 
 def _message(body: bytes) -> str:

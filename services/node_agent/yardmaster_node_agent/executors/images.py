@@ -20,6 +20,7 @@ from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.waiting import first_of
 from yardmaster_schemas.events.details import PullPolicy
+from yardmaster_schemas.image_names import repository_of
 from yardmaster_schemas.reasons import StartFailure
 
 #: Seconds before the next pull of an image after the first failure; doubled with each further one.
@@ -29,14 +30,6 @@ MAX_BACKOFF_S: Final = 300.0
 MAX_FAILED: Final = 1000
 
 
-_PART: Final = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
-#: References of images: the host of a registry, a path, a tag and a digest. They are part of the
-#: path of requests to the engine, so nothing else may be in them. Source: distribution/reference.
-REFERENCE: Final = re.compile(
-    r"(?:(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?/)?"
-    rf"{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?",
-    re.ASCII,
-)
 #: The words of engines and registries by what they mean, in the order in which they are looked for.
 #: Docker 20.10 answers most failures of registries with the same status.
 _MEANINGS: Final = (
@@ -169,11 +162,10 @@ class Images:
             PullFailed.
             EngineAway: the engine does not answer.
         """
-        if not REFERENCE.fullmatch(reference):
-            raise PullFailed(
-                f"{reference!r} is not the name of an image: correct run.image",
-                StartFailure.IMAGE_REFUSED,
-            )
+        try:
+            repository_of(reference)
+        except ValueError as error:
+            raise PullFailed(f"{error}: correct run.image", StartFailure.IMAGE_REFUSED) from None
         if policy is not PullPolicy.ALWAYS:
             found = await self._engine.image(reference)
             if found is not None:

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from yardmaster_schemas.image_names import DOCKER_HUB, HUB_ALIASES, repository_of
+
 MAX_FILE_BYTES: Final = 2**20
 #: The shortest beginning of a secret that is hidden at the end of a text.
 MIN_HIDDEN: Final = 4
-DOCKER_HUB: Final = "docker.io"
-#: The names under which files have Docker Hub.
-_HUB_NAMES: Final = ("index.docker.io", "registry-1.docker.io", "registry.hub.docker.com")
 
 
 class AuthsUnusable(Exception):
@@ -75,7 +74,7 @@ class RegistryAuths:
         """
         if self._path is None:
             return None
-        name = full_name(reference)
+        name = repository_of(reference)
         found: tuple[str, Any] | None = None
         for key, entry in self._auths(self._path).items():
             prefix = _registry(key)
@@ -102,23 +101,12 @@ class RegistryAuths:
         return auths
 
 
-def full_name(reference: str) -> str:
-    """Return the name of an image with its registry, without tag and digest."""
-    name = reference.partition("@")[0]
-    if ":" in name.rpartition("/")[2]:
-        name = name.rpartition(":")[0]
-    host, slash, rest = name.partition("/")
-    if slash and (host == "localhost" or "." in host or ":" in host):
-        return f"{DOCKER_HUB}/{rest}" if host in _HUB_NAMES else name
-    return f"{DOCKER_HUB}/{name if slash else f'library/{name}'}"
-
-
 def _registry(key: str) -> str:
     """Return the key of an entry as the beginning of names of images."""
     name = key.removeprefix("https://").removeprefix("http://").rstrip("/")
     name = name.removesuffix("/v1").removesuffix("/v2")
     host, slash, rest = name.partition("/")
-    return (DOCKER_HUB if host in _HUB_NAMES else host) + slash + rest
+    return (DOCKER_HUB if host in HUB_ALIASES else host) + slash + rest
 
 
 def _credentials(registry: str, entry: Any) -> Credentials:

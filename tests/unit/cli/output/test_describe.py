@@ -11,6 +11,7 @@ from yardmaster_cli.output.describe import (
     needs,
     numbers,
     pulling_words,
+    refusal_words,
     task_lines,
 )
 from yardmaster_cli.output.formats import Output
@@ -234,6 +235,10 @@ def test_the_reason_column_is_short() -> None:
     assert reason(task(phase="failed", end=end)) == "signal 9 (SIGKILL)"
     refused = {"code": "limit_exceeded", "numbers": {}, "about": "nlp"}
     assert reason(task(phase="rejected", refusal=refused)) == "limit_exceeded"
+    lists = {"not_listed": "docker.io/evil/x", "list_owner": "project"}
+    refused = {"code": "image_not_allowed", "numbers": {}, "about": "nlp", **lists}
+    said = "image_not_allowed: docker.io/evil/x is not in the list of project nlp"
+    assert refusal_words(refused) == said
     assert reason(task(phase="running", progress_permille=425)) is None
     end = {"outcome": "failed", "code": "restarts_exhausted", "exit_code": 3, "signal": None}
     assert reason(task(phase="failed", end=end)) == "restarts_exhausted, exit 3"
