@@ -13,7 +13,8 @@ SIZE: Final = 64
 
 def users_of_test() -> TaskUsers:
     """Return users that no other test of this machine has at the same time."""
-    first = 1_000_000_000 + os.getpid() % 4_000_000 * 256 % 900_000_000 + next(_NUMBERS) % 4 * SIZE
+    # A process keeps the users that its agents have claimed.
+    first = 1_000_000_000 + os.getpid() % 200_000 * 4096 + next(_NUMBERS) % 64 * SIZE
     return TaskUsers(first=first, last=first + SIZE - 1)
 
 
