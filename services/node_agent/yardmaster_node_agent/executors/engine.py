@@ -1,10 +1,10 @@
 """A container engine: the few requests of the Docker Engine API that the executor needs.
 
-Version 1.41 of the API is used, which Docker 20.10 and later and Podman 4 answer. The requests are
-made with httpx: the client library `docker` would block a thread for each container whose output is
-followed.
+The version of the API is the newest that the engine and the agent have, as `/version` of the engine
+says. The requests are made with httpx: the client library `docker` would block a thread for each
+container whose output is followed.
 
-Source: "Docker Engine API", version 1.41.
+Source: "Docker Engine API", versions 1.41 to 1.51, and its version history.
 """
 
 import asyncio
@@ -25,7 +25,12 @@ import httpx
 from yardmaster_node_agent.executors.port import ImageFound
 from yardmaster_schemas.image_names import REFERENCE, repository_of
 
-API_VERSION: Final = "v1.41"
+Version = tuple[int, int]
+
+#: The versions of the API whose requests and answers are as this module has them. Docker 20.10 has
+#: the oldest. From 1.52 on, `/events` chooses its format by the request's header.
+OLDEST_API: Final[Version] = (1, 41)
+NEWEST_API: Final[Version] = (1, 51)
 #: Seconds after which a request without an answer counts as failed.
 ANSWER_S: Final = 30.0
 #: Seconds that an engine has to answer whether it is there, or has a container.
@@ -54,7 +59,10 @@ class OutputPart:
 
 
 class EngineAway(Exception):
-    """The engine does not answer; what it was asked may have been done."""
+    """The engine does not answer, or in no version of the API that the agent has.
+
+    What it was asked may have been done.
+    """
 
 
 class EngineRefused(Exception):
@@ -70,25 +78,24 @@ class Engine:
         # requests. It keeps no connection open, so it needs no closing.
         transport = httpx.AsyncHTTPTransport(uds=str(path), limits=_NO_IDLE)
         self._client = httpx.AsyncClient(transport=transport)
+        #: The version of the API that is used; None if the engine has to be asked.
+        self._version: Version | None = None
 
     async def missing(self) -> str | None:
-        """Return why no engine answers at present; None if one does within `PROBE_S`."""
+        """Return why no engine can be used at present; None if one can, within `PROBE_S`."""
         try:
             async with asyncio.timeout(PROBE_S):
                 # httpx does not close the socket of a connection that is refused.
                 with socket(AF_UNIX) as probe:
                     probe.setblocking(False)
                     await asyncio.get_running_loop().sock_connect(probe, str(self._socket))
-                async with self._open("GET", "/_ping") as answer:
-                    body = await answer.aread()
+                self._version = await self._agreed_version()
         except TimeoutError:
             return f"{self._socket}: no answer in {PROBE_S:g} s"
         except OSError as error:
             return f"{self._socket}: {error}"
         except EngineAway as error:
             return str(error)
-        if answer.status_code != httpx.codes.OK:
-            return f"{self._socket}: {_message(body)}"
         return None
 
     async def identity(self) -> str:
@@ -129,7 +136,9 @@ class Engine:
                 raise EngineRefused(_message(await answer.aread()))
             async for line in answer.aiter_lines():
                 message = json.loads(line) if line else {}
-                if (error := message.get("error")) is not None:
+                # Newer versions may leave out the older field, `error`.
+                error = (message.get("errorDetail") or {}).get("message") or message.get("error")
+                if error:
                     raise EngineRefused(str(error)[:_MAX_MESSAGE])
                 yield message
 
@@ -272,16 +281,62 @@ class Engine:
     ) -> AsyncIterator[httpx.Response]:
         """Send a request on a connection of its own.
 
+        An engine that was replaced may refuse the version of the API: then ask for it and repeat
+        the request.
+
         Raises: EngineAway: it does not answer, or breaks off.
         """
-        address = f"http://engine/{API_VERSION}{path}"
+        known = self._version
+        version = known or await self._agreed_version()
+        while True:
+            self._version = version
+            address = f"http://engine/v{_text(version)}{path}"
+            try:
+                async with self._client.stream(
+                    method, address, params=query, json=content, timeout=idle_s, headers=headers
+                ) as answer:
+                    if known is not None and answer.status_code == httpx.codes.BAD_REQUEST:
+                        known, version = None, await self._agreed_version()
+                        if version != self._version:
+                            continue
+                    yield answer
+                    return
+            except httpx.TransportError as error:
+                raise EngineAway(f"{self._socket}: {error!r}") from None
+
+    async def _agreed_version(self) -> Version:
+        """Ask the engine for its versions of the API; return the newest that the agent has too.
+
+        Raises: EngineAway: it does not answer, or there is none.
+        """
         try:
-            async with self._client.stream(
-                method, address, params=query, json=content, timeout=idle_s, headers=headers
-            ) as answer:
-                yield answer
+            answer = await self._client.get("http://engine/version", timeout=ANSWER_S)
         except httpx.TransportError as error:
             raise EngineAway(f"{self._socket}: {error!r}") from None
+        if answer.status_code != httpx.codes.OK:
+            raise EngineAway(f"{self._socket}: {_message(answer.content)}")
+        try:
+            said = answer.json()
+            newest, oldest = _version_of(said["ApiVersion"]), _version_of(said["MinAPIVersion"])
+        except (ValueError, KeyError, TypeError):
+            raise EngineAway(f"{self._socket}: what answers is no container engine") from None
+        if newest < OLDEST_API or oldest > NEWEST_API:
+            change = "Docker" if newest < OLDEST_API else "Yardmaster on this node"
+            raise EngineAway(
+                f"{self._socket}: the engine has the API versions {_text(oldest)} to "
+                f"{_text(newest)}, and the agent needs one of {_text(OLDEST_API)} to "
+                f"{_text(NEWEST_API)}: upgrade {change}"
+            )
+        return min(newest, NEWEST_API)
+
+
+def _version_of(said: object) -> Version:
+    major, _, minor = str(said).partition(".")
+    return int(major), int(minor)
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version))
 
 
 def _frames(data: bytes) -> tuple[list[bytes], bytes]:
