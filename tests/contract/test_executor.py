@@ -20,6 +20,7 @@ from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors import procfs
 from yardmaster_node_agent.executors.by_image import ExecutorByImage
+from yardmaster_node_agent.executors.cgroups import Cgroups, find_cgroups
 from yardmaster_node_agent.executors.docker import DockerExecutor
 from yardmaster_node_agent.executors.engine import Engine
 from yardmaster_node_agent.executors.port import Execution, Executor, Launch, Phase
@@ -118,7 +119,7 @@ class Host:
             assert self.witness(key).read_text() == "", f"{key} was started again"
 
 
-@pytest.fixture(params=[*EXECUTORS, *AS_USERS, "containers of auto"])
+@pytest.fixture(params=[*EXECUTORS, *AS_USERS, "process in cgroups", "containers of auto"])
 async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Host]:
     # Other users cannot pass through the folders of pytest.
     with TemporaryDirectory() as folder:
@@ -134,6 +135,12 @@ async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
             def agent() -> Executor:
                 root, renewed = data_dir / "replicas", tmp_path / "renewed"
                 return ProcessExecutor(root, SystemClock(), users, renewed=renewed)
+        elif request.param == "process in cgroups":
+            root, renewed = data_dir / "replicas", tmp_path / "renewed"
+            cgroups = limiting_cgroups(root)
+
+            def agent() -> Executor:
+                return ProcessExecutor(root, SystemClock(), renewed=renewed, cgroups=cgroups)
         elif request.param == "simulated":
             # A simulated host lives as long as its executor.
             only = of_settings("simulated", tmp_path)
@@ -157,8 +164,17 @@ async def host(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         await agent().sweep()
 
 
+def limiting_cgroups(root: Path) -> Cgroups:
+    cgroups, reason = find_cgroups("auto", str(root))
+    if cgroups is None or "memory" not in cgroups.parents:
+        pytest.skip(f"this machine cannot limit memory by cgroups: {cgroups or reason}")
+    return cgroups
+
+
 def of_settings(name: ExecutorName, data_dir: Path) -> Executor:
-    settings = Settings(node="n1", data_dir=data_dir, executor=name, task_users="same")
+    settings = Settings(
+        node="n1", data_dir=data_dir, executor=name, task_users="same", cgroups="off"
+    )
     telemetry = Telemetry("node_agent", now_ms=lambda: 0, level="warning")
     return EXECUTORS[settings.executor](settings, SystemClock(), telemetry).executor
 

@@ -108,6 +108,14 @@ class TaskUsersUnusable(AgentError):
     code = "task_users_unusable"
 
 
+class CgroupsUnusable(AgentError):
+    """Tasks cannot be limited by groups in the cgroup {group}: {found}. Correct that, or set
+    YARD_AGENT_CGROUPS to `auto`, so that tasks are limited where that is possible.
+    """
+
+    code = "cgroups_unusable"
+
+
 class MpsUnusable(AgentError):
     """Fractions of GPUs cannot be enforced through MPS: {found}. Correct that, or remove
     YARD_AGENT_MPS, so that the node joins and reports that it does not enforce fractions.

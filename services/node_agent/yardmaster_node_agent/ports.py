@@ -21,6 +21,7 @@ from yardmaster_node_agent.devices import (
 )
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.executors.by_image import ExecutorByImage
+from yardmaster_node_agent.executors.cgroups import find_cgroups
 from yardmaster_node_agent.executors.docker import DockerExecutor
 from yardmaster_node_agent.executors.engine import Engine
 from yardmaster_node_agent.executors.port import Executor
@@ -126,6 +127,7 @@ def _process_host(
 
     Raises:
         TaskUsersUnusable: tasks cannot run as the users that the settings name.
+        CgroupsUnusable: tasks cannot be limited in the group that the settings name.
         DataWritable: other users may have written the ledger.
     """
     check_private(settings.data_dir, settings.secrets_dir, telemetry)
@@ -143,7 +145,13 @@ def _process_host(
     open_way(settings.data_dir, others=users is not None)
     # The file is next to the replicas, where a sweep does not remove it.
     renewed = settings.data_dir / "replicas.renewed"
-    processes = ProcessExecutor(settings.data_dir / "replicas", clock, users, renewed=renewed)
+    root = settings.data_dir / "replicas"
+    cgroups, reason = find_cgroups(settings.cgroups, f"{settings.node} {root}")
+    if cgroups is None:
+        telemetry.info("processes_not_limited", found=reason)
+    else:
+        telemetry.info("processes_limited", found=str(cgroups))
+    processes = ProcessExecutor(root, clock, users, renewed=renewed, cgroups=cgroups)
     containers = DockerExecutor(
         settings.data_dir / "containers",
         clock,
@@ -193,7 +201,8 @@ def host_ports(
 
     Raises:
         DataWritable: other users may have written the ledger.
-        TaskUsersUnusable, MpsUnusable: the settings demand something that this machine cannot do.
+        TaskUsersUnusable, CgroupsUnusable, MpsUnusable: the settings demand something that this
+            machine cannot do.
         PackagesUnavailable, ArtifactsUnavailable: a setting names no store.
     """
     host = EXECUTORS[settings.executor](settings, clock, telemetry)

@@ -17,6 +17,10 @@ disk). It imports the standard library alone and starts the command at most once
 
 After each step it writes to `bell`, a FIFO that wakes the agent if the agent is alive.
 
+Where the spec names control groups (see `cgroups`), it moves the command to them before it starts,
+notes in `exit` if the kernel killed a process there that exceeded the memory, and removes them at
+the end.
+
 It kills processes only in a pool with `fence: kill`: if the agent's lease (`lease`) was not renewed
 in time, it kills all its descendants and creates `fenced`. It sleeps until the lease would expire
 and only then reads the renewal, so it wakes up once per fence time.
@@ -50,6 +54,7 @@ ALREADY_STARTED: Final = 75
 BAD_SPEC: Final = 64
 FENCED: Final = 69
 NOT_ENDED: Final = 70
+NOT_LIMITED: Final = 71
 #: The shell's exit codes for a command that cannot be run, and for one that does not exist.
 CANNOT_RUN: Final = 126
 NOT_FOUND: Final = 127
@@ -362,9 +367,47 @@ def _exit_not_run(text: str, error: Exception) -> NoReturn:
     os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN)
 
 
-def _write_exit(directory: str, status: int) -> None:
+def _enter(groups: list[str], pid: int) -> bool:
+    """Move a process to control groups; return False if that failed."""
+    try:
+        for group in groups:
+            with open(os.path.join(group, "cgroup.procs"), "w", encoding="ascii") as file:
+                file.write(str(pid))
+    except OSError as error:
+        print(f"its limits cannot be set: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _exceeded_memory(groups: list[str]) -> bool:
+    """Whether the kernel killed a process of control groups because memory was short."""
+    for group in groups:
+        for name in ("memory.events", "memory.oom_control"):
+            try:
+                with open(os.path.join(group, name), encoding="ascii") as file:
+                    counts = dict(line.split() for line in file)
+            except (OSError, ValueError):
+                continue  # the group is of another controller or version
+            if counts.get("oom_kill", "0") != "0":
+                return True
+    return False
+
+
+def _remove_groups(groups: list[str]) -> None:
+    """Remove control groups; the agent removes what is left."""
+    for group in groups:
+        for path, _, _ in os.walk(group, topdown=False):
+            try:
+                os.rmdir(path)
+            except OSError:
+                break
+
+
+def _write_exit(directory: str, status: int, groups: list[str]) -> None:
     code = os.waitstatus_to_exitcode(status)
-    content = {"signal": -code} if code < 0 else {"exit_code": code}
+    content: dict[str, int | bool] = {"signal": -code} if code < 0 else {"exit_code": code}
+    if code != 0 and _exceeded_memory(groups):
+        content["out_of_memory"] = True
     for _ in range(EXIT_WRITE_TRIES):
         try:
             write_durably(directory, "exit", content, os.rename)
@@ -400,9 +443,13 @@ def main(directory: str) -> int:
         os.close(start)
         _exec_command(directory, spec, go, libc)
     os.close(go)
-    given, user = spec.get("fence"), spec.get("user")
+    given, user, groups = spec.get("fence"), spec.get("user"), spec.get("groups", [])
     fence = None if given is None else LeaseFence(directory, given)
     del spec
+    if not _enter(groups, child):
+        os.close(start)
+        os.waitpid(child, 0)
+        return NOT_LIMITED
     if fence is not None:
         signal.signal(signal.SIGALRM, fence.on_alarm)
         if not fence.arm():
@@ -420,10 +467,11 @@ def main(directory: str) -> int:
         except ChildProcessError:
             break
         if pid == child:
-            _write_exit(directory, status)
+            _write_exit(directory, status, groups)
     signal.setitimer(signal.ITIMER_REAL, 0)
     if user is not None and not user["shared"] and not end_user(user, libc):
         return NOT_ENDED  # the agent kills what is left
+    _remove_groups(groups)
     with open(os.path.join(directory, "gone"), "w", encoding="ascii"):
         return 0
 

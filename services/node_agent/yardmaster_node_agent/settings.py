@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from yardmaster_node_agent.executors.cgroups import AUTO as CGROUPS_AUTO
 from yardmaster_node_agent.executors.host_folders import HostFolder, check_folders
 from yardmaster_node_agent.executors.task_user import AUTO, MAX_ID, RANGE, SAME
 from yardmaster_packages.limits import ArtifactLimits
@@ -103,6 +104,12 @@ class Settings(PackageSettings, ArtifactSettings):
     #: Number of a further group of all these users, for folders that tasks share. By default, they
     #: have none.
     task_group: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
+
+    #: Whether control groups limit tasks that are processes to their memory and CPUs, and to 4,096
+    #: processes each. `auto`: where the agent may make groups below its own one; `off`: never; a
+    #: path such as `/yardmaster`, as `/proc/self/cgroup` names groups: below that group, or the
+    #: agent does not start.
+    cgroups: Annotated[str, Field(pattern=r"^(auto|off|/.*[^/])$", max_length=512)] = CGROUPS_AUTO
 
     #: Slots of the node. Default: the GPUs that the NVIDIA driver shows, which may be none.
     gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)] | None = None

@@ -36,6 +36,7 @@ from yardmaster_node_agent.executors.engine import (
 from yardmaster_node_agent.executors.host_folders import HostFolder, MountRefused, mounts_of
 from yardmaster_node_agent.executors.images import Images, PullFailed
 from yardmaster_node_agent.executors.port import (
+    MAX_PIDS,
     Capabilities,
     Launch,
     OnProgress,
@@ -59,8 +60,6 @@ INSIDE: Final = "/yard"
 OWNER_LABEL: Final = "dev.yardmaster.owner"
 KEY_LABEL: Final = "dev.yardmaster.key"
 OWNER_BYTES: Final = 6
-#: The most processes of a container.
-MAX_PIDS: Final = 4096
 #: Shared memory of a container without a memory limit; with one, the half of it, and at most this.
 MAX_SHM_BYTES: Final = 8 * 2**30
 #: The exit code that an engine gives to a container that it does not find when it starts.

@@ -12,13 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey, TaskUser
 from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity
 
 StreamName = Literal["stdout", "stderr"]
+
+#: The most processes of a replica, where its executor can limit them.
+MAX_PIDS: Final = 4096
 
 
 class CheckpointFileUnusable(ValueError):

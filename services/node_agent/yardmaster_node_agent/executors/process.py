@@ -13,6 +13,7 @@ import os
 import signal
 import stat
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from yardmaster_node_agent import runner
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors import procfs
+from yardmaster_node_agent.executors.cgroups import Cgroups, Group
 from yardmaster_node_agent.executors.directory import ReplicaDirectory
 from yardmaster_node_agent.executors.port import (
     Capabilities,
@@ -146,8 +148,10 @@ class ProcessExecution:
             _reap(self._runner.pid)
         if self.files.has("gone"):
             return
-        while self._members(None):
+        group = Group.of(self.files)
+        while self._members(None) or group.processes():
             await self._clock.sleep(SWEEP_S)
+        group.remove()
 
     def found(self) -> ReplicaFound:
         """Return whether it runs."""
@@ -166,6 +170,7 @@ class ProcessExecution:
 
     async def kill(self) -> None:
         """SIGKILL all present processes of the replica."""
+        Group.of(self.files).kill()
         for seen in self._members(self._runner):
             procfs.kill(seen)
 
@@ -183,12 +188,20 @@ class ProcessExecutor:
     """Runs commands under `root`, with one directory per replica."""
 
     def __init__(
-        self, root: Path, clock: Clock, users: TaskUsers | None = None, *, renewed: Path
+        self,
+        root: Path,
+        clock: Clock,
+        users: TaskUsers | None = None,
+        *,
+        renewed: Path,
+        cgroups: Cgroups | None = None,
     ) -> None:
         """`renewed` is the file of the lease's renewals (see `renewals`).
 
         `users` are those of the replicas; without them, replicas run as the agent's own user.
+        `cgroups` limit the replicas; without them, nothing does.
         """
+        self._cgroups = cgroups
         self._root = root.absolute()
         self._clock = clock
         self._users = users
@@ -248,6 +261,7 @@ class ProcessExecutor:
         if execution is None:
             with suppress(FileNotFoundError):
                 directory.prevent_start()
+            Group.of(directory).remove()
             raise ExecutorFailed(replica=key, found=directory.last_log_line() or found)
         return execution
 
@@ -277,12 +291,13 @@ class ProcessExecutor:
     async def sweep(self) -> int:
         """Kill all processes of this root, then remove the directories.
 
-        These are the descendants of the root's runners, and processes with a stop file of this root
-        in their environment. Runners are found by their arguments, so their descendants are found
-        even if the directories are gone and a command cleared its environment. A command that
-        cleared its environment is not found if its runner was killed, unless it has a user of its
-        own: nothing else may run as the users of this node. A runner that has not started its
-        command yet finds that the sweep has created `start`, and ends.
+        These are the descendants of the root's runners, the processes in the groups of replicas,
+        and processes with a stop file of this root in their environment. Runners are found by their
+        arguments, so their descendants are found even if the directories are gone and a command
+        cleared its environment. A command that cleared its environment is not found if its runner
+        was killed, unless it has a group or a user of its own: nothing else may run as the users of
+        this node. A runner that has not started its command yet finds that the sweep has created
+        `start`, and ends.
         """
         killed = 0
         found = sorted(self._root.iterdir()) if self._root.is_dir() else []
@@ -293,9 +308,11 @@ class ProcessExecutor:
         except OSError as error:
             raise ExecutorFailed(replica=self._root, found=error) from None
         mark = f"YARD_STOP_FILE={self._root}{os.sep}".encode()
+        groups = self._all_groups(directories)
         ended = [identity.pid for directory in directories if (identity := _runner_of(directory))]
         for _ in range(SWEEP_ROUNDS):
             left = {seen.pid: seen for seen in procfs.members(None, None, mark)}
+            left |= {seen.pid: seen for seen in groups.processes()}
             if self._users is not None:
                 left |= {seen.pid: seen for seen in procfs.of_users(self._users.ids)}
             runners = procfs.runners(runner.__file__, str(self._root))
@@ -312,13 +329,21 @@ class ProcessExecutor:
             raise ExecutorFailed(replica=self._root, found="some of its processes survive SIGKILL")
         for pid in dict.fromkeys(ended):
             _reap(pid)
+        groups.remove()
         for directory in directories:
             directory.remove()
         return killed
 
+    def _all_groups(self, directories: Iterable[ReplicaDirectory]) -> Group:
+        """Return the groups of directories, and those whose directories are gone, as one."""
+        found = [folder for directory in directories for folder in Group.of(directory).folders]
+        left = () if self._cgroups is None else self._cgroups.left().folders
+        return Group(tuple(dict.fromkeys([*found, *left])))
+
     async def forget(self, key: ReplicaKey) -> bool:
-        """Remove the directory."""
-        return self._directory(key).remove()
+        """Remove the group and the directory, which stays if something is in the group."""
+        directory = self._directory(key)
+        return Group.of(directory).remove() and directory.remove()
 
     def _directory(self, key: ReplicaKey) -> ReplicaDirectory:
         return ReplicaDirectory(self._root / str(key), apart=self._users is not None)
@@ -369,6 +394,7 @@ class ProcessExecutor:
                 "cwd": cwd,
                 "user": None if launch.user is None else asdict(launch.user),
                 "fence": None if launch.fence_s is None else fence,
+                "groups": self._make_group(directory, launch),
             }
         )
         # The spec is an anonymous file: it is complete before the runner starts, and never on disk.
@@ -394,6 +420,15 @@ class ProcessExecutor:
             )
         finally:
             os.close(descriptor)
+
+    def _make_group(self, directory: ReplicaDirectory, launch: Launch) -> list[str]:
+        """Make the group that limits a replica; return its folders. Raises: OSError."""
+        Group.of(directory).remove()  # an earlier agent process may have made another one
+        if self._cgroups is None:
+            return []
+        self._cgroups.group(launch.key).note(directory)
+        limits = {"memory_mib": launch.memory_mib, "cpu_milli": launch.cpu_milli}
+        return [str(folder) for folder in self._cgroups.make(launch.key, **limits).folders]
 
     async def _started(self, directory: ReplicaDirectory) -> ProcessExecution | None:
         """Return the execution of the runner that created `start`; None if it started nothing."""
@@ -464,10 +499,11 @@ def _exit(directory: ReplicaDirectory) -> Exit | None:
     """Return the exit in the exit file; None if it is missing, or the task damaged it."""
     content = directory.read_json("exit") or {}
     code, number = content.get("exit_code"), content.get("signal")
+    exceeded = content.get("out_of_memory") is True
     if isinstance(code, int) and 0 <= code <= 255 and number is None:
-        return Exit(exit_code=code)
+        return Exit(exit_code=code, out_of_memory=exceeded)
     if isinstance(number, int) and 1 <= number <= 64 and code is None:
-        return Exit(signal=number)
+        return Exit(signal=number, out_of_memory=exceeded)
     return None
 
 
