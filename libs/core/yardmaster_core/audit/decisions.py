@@ -2,9 +2,9 @@
 
 S7 says that no two tasks preempt each other. It does not apply if an admission, a join, an end or
 an overdue stop comes between the two preemptions, because another order of the tasks may be right
-after such a change. Nor does it apply to a move, because a task that is moved keeps other slots;
-but it must not preempt the task that it was moved for. The runtime of an attempt counts from the
-start of its last replica.
+after such a change; nor if a minute begins in a pool where past use moves the shares. Nor does it
+apply to a move, because a task that is moved keeps other slots; but it must not preempt the task
+that it was moved for. The runtime of an attempt counts from the start of its last replica.
 """
 
 from typing import Any, Final
@@ -41,6 +41,8 @@ OVERDUE_MS: Final = 60_000
 NO_PREEMPTION_AFTER: Final = 2
 #: Its failed starts expire this long after the last of them and its back-off.
 EXPIRY_MS: Final = 300_000
+#: Past use is counted at whole minutes.
+MINUTE_MS: Final = 60_000
 #: The rule of a stop after which the task starts on other slots, which are reserved for it.
 MOVED: Final = "moved"
 
@@ -53,8 +55,9 @@ class Decisions:
         self.report = cluster.report
         self.limits = Limits(cluster)
         self.reservations = Reservations(cluster)
-        #: (victim, beneficiary) -> `Cluster.changes` at the time of the preemption.
-        self.stopped_for: dict[tuple[str, str], int] = {}
+        #: (victim, beneficiary) -> `Cluster.changes` at the time of the preemption, and the minute
+        #: of the shares of the pool.
+        self.stopped_for: dict[tuple[str, str], tuple[int, int]] = {}
         #: Tasks whose stop is overdue since this cycle.
         self._overdue_now: list[str] = []
 
@@ -234,14 +237,22 @@ class Decisions:
                 f"min_runtime is {least_ms} ms",
             )
         pair = (stop.for_task, body.task_id)
-        if stop.rule != MOVED and self.stopped_for.get(pair) == cluster.changes:
+        since = cluster.changes, self._minute_of_shares(attempt.pool)
+        if stop.rule != MOVED and self.stopped_for.get(pair) == since:
             self.report.add(
                 "S7",
                 fed,
                 f"{label} is stopped for {stop.for_task}, which was stopped for it, without an "
                 "admission, join, end or overdue stop in between",
             )
-        self.stopped_for[body.task_id, stop.for_task] = cluster.changes
+        self.stopped_for[body.task_id, stop.for_task] = since
+
+    def _minute_of_shares(self, pool: str) -> int:
+        """Return the minute in which past use was counted last, where it moves shares; else 0."""
+        config = self.cluster.pools.get(pool)
+        options = config.policy.options if config is not None else {}
+        moves = options.get("usage_half_life_s") and options.get("usage_weight_permille") != 0
+        return self.cluster.now_ms // MINUTE_MS if moves else 0
 
     def _stopped(self, fed: FedRecord, body: PreemptionRequestedV1 | StopRequestedV1) -> None:
         """Check the deadline and the reason of a stop (S10), and mark the attempt as stopped."""

@@ -29,6 +29,7 @@ from tests.unit.core.audit.cell_log import (
     run,
 )
 from yardmaster_schemas.events.admissions import (
+    PoolConfiguredV1,
     PriorityChangedV1,
 )
 from yardmaster_schemas.events.decisions import (
@@ -37,6 +38,9 @@ from yardmaster_schemas.events.decisions import (
     TaskRequeuedV1,
 )
 from yardmaster_schemas.events.requests import (
+    PolicyRef,
+    PoolChangeRequestedV1,
+    PoolConfig,
     PriorityChangeRequestedV1,
 )
 from yardmaster_schemas.reasons import (
@@ -134,6 +138,27 @@ def test_s7_two_tasks_may_preempt_each_other_around_an_overdue_stop(log: LogBuil
     log.scheduler.cycle(overdue(C, of_c.deadline_at_ms), after_ms=120_000)
     log.scheduler.cycle(preempted(log, B, for_task=A))
     assert found(log) == ()
+
+
+@pytest.mark.parametrize("half_life_s", [0, 60])
+def test_s7_two_tasks_may_preempt_each_other_where_past_use_moves_shares(
+    log: LogBuilder, half_life_s: int
+) -> None:
+    options: dict[str, Any] = {"usage_half_life_s": half_life_s}
+    config = PoolConfig(policy=PolicyRef(name="quota", options=options), start_timeout_s=300)
+    configured = PoolConfiguredV1(pool="default", revision=2, config=config)
+    log.judged(PoolChangeRequestedV1(pool="default", config=config), configured)
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted(log, A))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(requeued(A), allocated(B, placed("n1", 0)))
+    log.scheduler.cycle(after_ms=60_000)
+    log.scheduler.cycle(preempted(log, B, for_task=A))
+    if half_life_s:
+        assert found(log) == ()
+    else:
+        expect_one(log, "S7", f"{B} attempt 1 is stopped for {A}, which was stopped for it")
 
 
 @pytest.mark.parametrize("rules", [("reclaim", "moved"), ("moved", "reclaim")])
