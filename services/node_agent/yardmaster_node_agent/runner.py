@@ -315,11 +315,14 @@ def _remove(path: str) -> None:
 
 
 def _remove_ipc_of(uid: int, libc: ctypes.CDLL) -> None:
-    """Remove the shared memory, message queues and semaphores of System V that a user owns."""
+    """Remove the shared memory, message queues and semaphores of System V that a user owns.
+
+    This needs no module of Python's library either, so no codec but that of UTF-8.
+    """
     for kind, number in (("shm", "shmid"), ("msg", "msqid"), ("sem", "semid")):
         try:
-            with open(f"/proc/sysvipc/{kind}", encoding="ascii") as file:
-                names, *rows = [line.split() for line in file]
+            with open(f"/proc/sysvipc/{kind}", "rb") as file:
+                names, *rows = [line.decode().split() for line in file]
         except (OSError, ValueError):
             continue
         for row in rows:
