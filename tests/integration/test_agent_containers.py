@@ -128,6 +128,7 @@ async def test_a_container_gets_the_folders_of_the_list_and_its_shared_memory(
         task = await cell.allocate(in_image(script, mounts=mounts, shm_mib=96))
         await ended(cell, task)
         assert await cell.output(task) == f"from the node\nrefused\n{96 * 1024}\n"
+        assert (await cell.of_type(NodeJoinedV1))[0].mounts == ("datasets", "scratch:rw")
         other = (FolderMount(source="home", target="/home"),)
         task = await cell.allocate(in_image("true", mounts=other))
         assert (await ended(cell, task)).never_started

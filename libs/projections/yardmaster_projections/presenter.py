@@ -476,6 +476,7 @@ class Presenter:
             reserved=reserved,
             fraction_limits=joined.fraction_limits if joined is not None else None,
             executors=list(joined.executors) if joined is not None else [],
+            mounts=list(joined.mounts) if joined is not None else [],
         )
 
     async def _held_on(

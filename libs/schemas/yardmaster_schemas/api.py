@@ -747,6 +747,7 @@ class Node(Answer):
     reserved: list[NodeReservation] = Field(default_factory=list)
     fraction_limits: FractionLimits | None = None
     executors: list[ExecutorKind] = Field(default_factory=list)
+    mounts: list[str] = Field(default_factory=list)
 
 
 class Pool(Answer):

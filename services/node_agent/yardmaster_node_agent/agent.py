@@ -48,6 +48,7 @@ from yardmaster_node_agent.assignments import AssignmentFollower, ends_incarnati
 from yardmaster_node_agent.devices import cpu_milli
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.errors import AgentError, NodeTaken, NotRenewed
+from yardmaster_node_agent.executors.host_folders import grants_of
 from yardmaster_node_agent.executors.port import Capabilities, Phase, ReplicaFound
 from yardmaster_node_agent.executors.task_user import claim
 from yardmaster_node_agent.joining import HINTS, POLL_S, Refusals
@@ -444,6 +445,7 @@ class _Incarnation:
             executors=found.kinds,
             isolation=found.isolation,
             fraction_limits=self._ports.limiter.limits,
+            mounts=grants_of(settings.mounts),
         )
         self._joining = event
         self._send_join(context)

@@ -11,7 +11,7 @@ from yardmaster_node_agent.executors.host_folders import HostFolder, check_folde
 from yardmaster_node_agent.executors.task_user import AUTO, MAX_ID, RANGE, SAME
 from yardmaster_packages.limits import ArtifactLimits
 from yardmaster_runtime.settings import ArtifactSettings, PackageSettings
-from yardmaster_schemas.fields import MAX_SLOTS, Address, Labels, Name, Port
+from yardmaster_schemas.fields import MAX_NAMES, MAX_SLOTS, Address, Labels, Name, Port
 
 Milli = Annotated[int, Field(ge=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
@@ -87,7 +87,7 @@ class Settings(PackageSettings, ArtifactSettings):
     #: Folders of the node that jobs may mount into containers by name, as JSON:
     #: `{"datasets": {"path": "/srv/datasets"}, "scratch": {"path": "/srv/s", "read_only": false}}`.
     #: By default, there are none.
-    mounts: dict[Name, HostFolder] = Field(default_factory=dict)
+    mounts: dict[Name, HostFolder] = Field(default_factory=dict, max_length=MAX_NAMES)
     #: A pull of an image fails when no bytes have arrived for this time; it has no limit in total.
     pull_idle_s: PositiveSeconds = 120.0
     #: File with the credentials of image registries: `auths` as in Docker's `config.json`. It is

@@ -127,6 +127,34 @@ def test_a_job_with_an_image_gets_a_warning_where_no_node_runs_containers() -> N
     assert fit_warnings(spec(IMAGE), POOLS) == ["run.image: no node of its pools runs containers"]
 
 
+MOUNTS = (
+    '"run": {"image": "a", "command": ["a"], "mounts": [{"source": "data", "target": "/data"}, '
+    '{"source": "scratch", "target": "/scratch", "read_only": false}]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "warnings"),
+    [
+        ([{"data", "scratch:rw"}], []),
+        ([{"data:rw", "scratch:rw"}, set()], []),
+        ([set()], ["run.mounts: no node of its pools has data, scratch:rw"]),
+        ([{"data"}, set()], ["run.mounts: no node of its pools has scratch:rw"]),
+        ([{"data", "scratch"}], ["run.mounts: no node of its pools has scratch:rw"]),
+        (
+            [{"data"}, {"scratch:rw"}],
+            ["run.mounts: no node of its pools has all of data, scratch:rw"],
+        ),
+    ],
+)
+def test_a_job_gets_a_warning_where_no_node_has_its_mounts(
+    nodes: list[set[str]], warnings: list[str]
+) -> None:
+    sizes = {replace(CONTAINERS, mounts=frozenset(mounts)): 1 for mounts in nodes}
+    processes = replace(NODE, mounts=frozenset({"data", "scratch:rw"}))
+    assert fit_warnings(spec(MOUNTS), {"default": {processes: 3} | sizes}) == warnings
+
+
 def test_pools_without_nodes_cause_no_warning() -> None:
     assert fit_warnings(spec('"resources": {"gpus": 99}'), {"empty": {}}) == []
 

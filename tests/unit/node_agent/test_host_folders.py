@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from yardmaster_node_agent.executors.host_folders import HostFolder, MountRefused, mounts_of
+from yardmaster_node_agent.executors.host_folders import (
+    HostFolder,
+    MountRefused,
+    grants_of,
+    mounts_of,
+)
 from yardmaster_node_agent.settings import Settings
 from yardmaster_schemas.events.details import FolderMount
 
@@ -78,3 +83,8 @@ def test_the_list_is_read_from_the_environment(
     monkeypatch.setenv("YARD_AGENT_MOUNTS", '{"datasets": {"path": "/srv/datasets"}}')
     settings = Settings(node="n1", data_dir=tmp_path)
     assert settings.mounts == {"datasets": HostFolder(path=Path("/srv/datasets"))}
+
+
+def test_a_node_states_which_of_its_folders_are_writable() -> None:
+    read, write = HostFolder(path=Path("/a")), HostFolder(path=Path("/b"), read_only=False)
+    assert grants_of({"scratch": write, "data": read}) == ("data", "scratch:rw")

@@ -16,6 +16,7 @@ from yardmaster_schemas.fields import (
     Count,
     Incarnation,
     Labels,
+    MountGrants,
     Name,
     Port,
     Positive,
@@ -79,7 +80,7 @@ class NodeJoinedV1(Event):
     (`running` names the replicas that still run), and it is new with a new ledger or after the node
     was declared lost, when nothing runs. The ports `port_first` to `port_last` are for the
     rendezvous of gangs. `executors`: what the agent can run. `fraction_limits`: how it limits tasks
-    to their fractions of GPUs.
+    to their fractions of GPUs. `mounts`: the folders that containers may mount.
     """
 
     node: Name
@@ -100,6 +101,7 @@ class NodeJoinedV1(Event):
     running: Annotated[tuple[ReplicaRef, ...], Field(max_length=MAX_RUNNING)] = ()
     executors: Annotated[tuple[ExecutorKind, ...], Field(max_length=2)] = (ExecutorKind.PROCESS,)
     fraction_limits: FractionLimits = FractionLimits.NONE
+    mounts: MountGrants = ()
 
 
 @event(NODE_EVENTS, name="NodeDrained")

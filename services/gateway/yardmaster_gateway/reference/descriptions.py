@@ -255,6 +255,10 @@ ANSWERS: Final[Texts] = {
         "The errors in single fields of the body.",
         [{"pointer": "/priority", "code": "int_type", "detail": "must be a whole number"}],
     ),
+    "Node.mounts": (
+        "The folders of the node that containers may mount, with `:rw` also to write.",
+        ["datasets", "scratch:rw"],
+    ),
     "executors": (
         "What the node runs: `process`, and `container` while its container engine answers.",
         ["process", "container"],

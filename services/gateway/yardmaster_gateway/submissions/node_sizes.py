@@ -51,6 +51,8 @@ class Size:
     gpu_memory_mib: int = 0
     #: Whether the node runs container images.
     containers: bool = False
+    #: The folders that containers may mount on the node, with `:rw` also to write.
+    mounts: frozenset[str] = frozenset()
 
     def replicas_that_fit(self, request: Resources) -> int:
         """The number of replicas that fit on the empty node, at most MAX_NODES."""
@@ -65,6 +67,10 @@ class Size:
         if request.memory_mib:
             bounds.append(self.memory_mib // request.memory_mib)
         return min(bounds)
+
+    def lacks(self, mounts: Sequence[str]) -> list[str]:
+        """Return those of the mounts of a job that the node does not allow."""
+        return [one for one in mounts if self.mounts.isdisjoint((one, f"{one}:rw"))]
 
 
 #: The number of nodes of each size.
@@ -172,7 +178,8 @@ class NodeSizes:
                 if node is not None and row.state not in _ABSENT:
                     amounts = (node.cpu_milli, node.memory_mib, node.gpu_memory_mib)
                     containers = ExecutorKind.CONTAINER in node.executors
-                    size = Size(node.node_type, node.gpus, *amounts, containers)
+                    mounts = frozenset(node.mounts)
+                    size = Size(node.node_type, node.gpus, *amounts, containers, mounts)
                     found[node.pool][size] += 1
             if page.next is None:
                 return found
@@ -191,6 +198,7 @@ def fit_warnings(spec: SubmittedSpec, pools: Mapping[str, Sizes]) -> list[str]:
             for size, count in sizes.items()
             if (not spec.node_types or size.node_type in spec.node_types)
             and (size.containers or not spec.image)
+            and not size.lacks(spec.mounts)
         }
         for sizes in pools.values()
     ]
@@ -201,6 +209,16 @@ def fit_warnings(spec: SubmittedSpec, pools: Mapping[str, Sizes]) -> list[str]:
         return [_shortage(spec, largest)]
     if spec.image and not any(size.containers for sizes in pools.values() for size in sizes):
         return ["run.image: no node of its pools runs containers"]
+    lacking = [
+        size.lacks(spec.mounts)
+        for sizes in pools.values()
+        for size in sizes
+        if size.containers and (not spec.node_types or size.node_type in spec.node_types)
+    ]
+    if spec.mounts and lacking:
+        of_all = [one for one in spec.mounts if all(one in some for some in lacking)]
+        which = "" if of_all else "all of "
+        return [f"run.mounts: no node of its pools has {which}{', '.join(of_all or spec.mounts)}"]
     which = " that runs containers" if spec.image else ""
     return [f"node_types: no node of type {', '.join(spec.node_types)}{which} is in its pools"]
 

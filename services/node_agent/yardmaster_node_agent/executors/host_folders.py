@@ -21,6 +21,13 @@ class MountRefused(ValueError):
     """A mount that this node does not allow; the message says why."""
 
 
+def grants_of(folders: Mapping[str, HostFolder]) -> tuple[str, ...]:
+    """Return the folders as a node states them: `datasets`, and `scratch:rw` if it is writable."""
+    return tuple(
+        name if folder.read_only else f"{name}:rw" for name, folder in sorted(folders.items())
+    )
+
+
 def check_folders(folders: Mapping[str, HostFolder], guarded: Iterable[Path]) -> None:
     """Check that no container can reach a path of the agent or the engine through a folder.
 
