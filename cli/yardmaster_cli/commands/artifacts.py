@@ -151,7 +151,7 @@ def _find(
             newest = max(1, task["attempt"])
             _until_kept(remote, task_id, attempt or newest, replica, deadline)
         pages = list(remote.client.artifact_pages(task_id, attempt=attempt, replica=replica))
-        found.missing += pages[0].missing
+        found.missing += pages[0].missing or 0
         for page in pages:
             found.left_out.extend(page.left_out)
             found.kept.extend(

@@ -358,8 +358,8 @@ class ArtifactList(Answer):
     attempts: list[int]
     items: list[KeptArtifact]
     left_out: list[ArtifactLeftOut]
-    #: Replicas of the attempt without kept files, or without them yet.
-    missing: int
+    #: Replicas of the attempt without kept files, or without them yet; null but on the first page.
+    missing: int | None
     next_cursor: str | None
     position: PositionText
 

@@ -99,6 +99,7 @@ async def test_pages_end_between_files_and_between_replicas(
             given: dict[str, str] = {} if cursor is None else {"cursor": cursor}
             page = await listed(cell, task, limit=limit, **given)
             assert len(page["items"]) <= limit
+            assert (page["missing"] is None) == (cursor is not None), "counted once for a list"
             found += [(one["replica"], one["path"]) for one in page["items"]]
             cursor = page["next_cursor"]
             if cursor is None:

@@ -180,7 +180,11 @@ ANSWERS: Final[Texts] = {
         "The first selected paths that were not kept, of each replica that begins on this page.",
         [{"replica": 0, "path": "out/latest", "reason": "it is a symbolic link"}],
     ),
-    "missing": ("The replicas of the attempt without kept files, or without them yet.", 0),
+    "missing": (
+        "The replicas of the attempt without kept files, or without them yet; null but on the "
+        "first page.",
+        0,
+    ),
     "packed_bytes": ("The size of the compressed archive, in bytes.", 48_213),
     "stored_at": ("When the package was stored, by the clock of the store.", _AT),
     "about": ("The name that the reason is about, such as a limit or an axis.", "nlp"),

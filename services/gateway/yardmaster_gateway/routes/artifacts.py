@@ -64,7 +64,12 @@ async def list_artifacts(
             for place in places
             if place.attempt == chosen and (replica is None or place.replica == replica)
         ]
-        missing = await _missing(read, reader, row.task_id, wanted, chosen, replica)
+        # It reads the index of each replica: once for a list is enough.
+        missing = (
+            await _missing(read, reader, row.task_id, wanted, chosen, replica)
+            if cursor is None
+            else None
+        )
         items, left_out, end = await _page(reader, wanted, start, limit)
     return ArtifactList(
         task_id=row.task_id,
