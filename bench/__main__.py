@@ -121,6 +121,15 @@ def _gateway(records: int) -> Callable[[bool], list[Row]]:
     return run
 
 
+def _uploads(size_mib: int) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import uploads
+
+        return uploads.rows(size_mib)
+
+    return run
+
+
 def _commands(quick: bool) -> list[Row]:
     from bench import commands
 
@@ -182,6 +191,8 @@ PENDING = (1_000, 10_000, 100_000)
 ENDED = (125_000, 250_000, 500_000, 1_000_000)
 #: Records of `admissions` when a gateway starts.
 HISTORY = (10_000, 40_000, 160_000, 640_000)
+#: Sizes of packages of code, in MiB.
+UPLOADS = (12, 25, 50, 100)
 #: The growth of hard cycles with the size of the cell.
 GROWTH = ("p1", "p2", "p3", "p4", "p5", "p6", "p7")
 #: The work of KAI-Scheduler's benchmarks of quotas, the victims of one task, the ended tasks.
@@ -254,6 +265,7 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     ("quota-configured", "quota", False, _quota("configured")),
     *((f"openb-{name}", "placement", True, _placement(name)) for name in PLACEMENTS),
     *((f"gateway-start-{n}", "gateway", n < HISTORY[2], _gateway(n)) for n in HISTORY),
+    *((f"upload-{n}", "gateway", n == UPLOADS[0], _uploads(n)) for n in UPLOADS),
     ("embedded", "embedded", True, _embedded),
     *(
         (f"philly-{policy}", "simulator", False, _simulator("philly", policy))

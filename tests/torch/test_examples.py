@@ -1,6 +1,5 @@
 """The examples with PyTorch as gangs of a real cluster: stopped together, resumed at their step."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,13 @@ import pytest
 
 from tests.support.yard_cli import EXAMPLES, Dev, running_dev
 from tests.torch.programs import PROGRAM_ENV
+from tests.torch.stopped import LIMIT_S, numbers, output, pause_after_a_checkpoint
 from yardmaster.client import Client
 
 # All examples share one cluster: `make test-torch` runs a file on one worker. The gangs of two
 # clusters on one machine would use the same ports.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(420)]
 
-LIMIT_S = 180.0
 STEPS, EVERY = 150, 10
 
 
@@ -23,35 +22,6 @@ STEPS, EVERY = 150, 10
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     with running_dev(tmp_path_factory.mktemp("dev"), nodes=2, slots=2) as dev:
         yield dev
-
-
-def output(client: Client, task_id: str, attempt: int) -> list[str]:
-    """The output of each replica in an attempt."""
-    found = ["", ""]
-    for piece in client.output(task_id, attempt=attempt):
-        found[piece.replica] += piece.text
-    return found
-
-
-def numbers(pattern: str, printed: list[str]) -> list[str]:
-    """The first match of each replica; each must have one."""
-    found = [re.findall(pattern, text) for text in printed]
-    assert all(found), printed
-    return [each[0] for each in found]
-
-
-def pause_after_a_checkpoint(client: Client, task_id: str) -> None:
-    """Pause the task when its first checkpoint is known; wait until it is pending again."""
-    paused = False
-    for change in client.watch(["task"], timeout_s=LIMIT_S):
-        task = change.data.get("item") or {}
-        if task.get("task_id") != task_id:
-            continue
-        if not paused and task["checkpoint"] is not None:
-            client.pause(task_id)
-            paused = True
-        if task["phase"] in ("failed", "succeeded") or (paused and task["phase"] == "pending"):
-            return
 
 
 @pytest.mark.parametrize(
