@@ -13,7 +13,8 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from tests.support.kafka_broker import KafkaBroker
 from yardmaster.local_cluster import DevServer
-from yardmaster_cli.commands.doctor import Finding, topic_findings
+from yardmaster_cli.commands.doctor import topic_findings
+from yardmaster_cli.findings import Finding
 from yardmaster_eventlog.kafka.log import KafkaLog
 from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
 from yardmaster_eventlog.kafka.users import create_users

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -26,9 +26,11 @@ from yardmaster.local_cluster import (
     unsteady_processes,
 )
 from yardmaster_cli.errors import Exit
+from yardmaster_cli.findings import Finding
 from yardmaster_cli.isolation import not_isolated, why_not_isolated
 from yardmaster_cli.output.formats import Column
 from yardmaster_cli.session import Session, command
+from yardmaster_cli.task_checks import engine_findings, process_limits
 from yardmaster_eventlog.errors import LogError
 from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_localcluster.compose import ComposeCluster, daemon_answers, project_name
@@ -57,27 +59,6 @@ _LISTENERS: Final = (
     ("Kafka", KAFKA_PORT, "yard up --kafka-port PORT"),
     ("Redis", REDIS_PORT, "yard up --redis-port PORT"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check; a result that is `needed` and not `good` fails the command.
-
-    `what` was checked, `found` describes the result, and `get` says how to repair it. `lacking` is
-    the state of a result that is not good; by default `missing` if needed, else `absent`.
-    """
-
-    what: str
-    good: bool
-    found: str
-    needed: bool = False
-    get: str = ""
-    lacking: str = ""
-
-    @property
-    def state(self) -> str:
-        """`ok` if the result is good, else `lacking` or its default."""
-        return "ok" if self.good else self.lacking or ("missing" if self.needed else "absent")
 
 
 def _python() -> Finding:
@@ -383,6 +364,8 @@ def look(folder: Path, server: str = distribution.ANY_SERVER) -> list[Finding]:
         ),
         _redis(),
         _docker(),
+        *engine_findings(os.environ),
+        _broken_safe(process_limits, "limits of processes"),
         *_clusters(running),
     ]
 
@@ -401,6 +384,7 @@ def doctor(session: Session) -> int:
     """Check this machine and its running clusters.
 
     The command prints missing programs and how to get them, default ports that other programs use,
+    whether agents on this machine can use its container engine and limit tasks,
     whether each running cluster, its Kafka and its Redis answer, and the state and restarts of each
     process of `yard up`, and settings of topics on the brokers that are not as expected. The exit
     code is 1 if a requirement is missing, if a cluster or one of its processes is not ready, or if

@@ -15,6 +15,7 @@ from tests.unit.cli.output.test_describe import task
 from yardmaster.local_cluster import DevServer
 from yardmaster_cli.commands import doctor
 from yardmaster_cli.errors import Exit
+from yardmaster_cli.findings import Finding
 from yardmaster_cli.main import CLOSED_PIPE, COMMANDS, Yard, run, yard
 
 
@@ -202,7 +203,7 @@ def test_an_error_without_a_reader_keeps_its_exit_code() -> None:
 def test_an_unforeseen_error_is_internal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> list[doctor.Finding]:
+    def fail(*_: object) -> list[Finding]:
         raise RuntimeError("boom")
 
     monkeypatch.setattr(doctor, "look", fail)
@@ -214,8 +215,8 @@ def test_an_unforeseen_error_is_internal(
 def test_doctor_fails_only_for_what_is_needed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = doctor.Finding("SQLite with WAL", False, "none", True, "install one")
-    optional = doctor.Finding("GPUs", False, "none", get="not needed")
+    needed = Finding("SQLite with WAL", False, "none", True, "install one")
+    optional = Finding("GPUs", False, "none", get="not needed")
     monkeypatch.setattr(doctor, "look", lambda *_: [optional])
     assert said(capsys, "doctor")[0] == 0
     monkeypatch.setattr(doctor, "look", lambda *_: [optional, needed])

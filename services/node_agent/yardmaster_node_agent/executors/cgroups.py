@@ -28,6 +28,7 @@ from yardmaster_node_agent.errors import CgroupsUnusable
 from yardmaster_node_agent.executors import procfs
 from yardmaster_node_agent.executors.directory import ReplicaDirectory
 from yardmaster_node_agent.executors.port import MAX_PIDS
+from yardmaster_runtime.cgroup_mounts import UNIFIED, Hierarchy, hierarchies
 
 #: Values of the setting `cgroups` that name no group. `auto`: limits where that is possible.
 AUTO: Final = "auto"
@@ -177,13 +178,13 @@ def find_cgroups(
     named = None if setting == AUTO else setting.strip("/")
     owner = blake2b(owner.encode(), digest_size=4).hexdigest()
     try:
-        hierarchies = _hierarchies(proc / "self")
-        in_first = {name: each for name, each in hierarchies.items() if name in CONTROLLERS}
+        mounted = hierarchies(proc / "self")
+        in_first = {name: each for name, each in mounted.items() if name in CONTROLLERS}
         if in_first:
-            parents = {name: each.parent(named) for name, each in in_first.items()}
+            parents = {name: _parent(each, named) for name, each in in_first.items()}
             found = Cgroups(version=1, parents=parents, owner=owner)
-        elif "" in hierarchies:
-            parent = _delegated(hierarchies[""], named)
+        elif UNIFIED in mounted:
+            parent = _delegated(mounted[UNIFIED], named)
             held = (parent / "cgroup.subtree_control").read_text().split()
             parents = {name: parent for name in CONTROLLERS if name in held}
             found = Cgroups(version=2, parents=parents, owner=owner)
@@ -204,50 +205,22 @@ class _Unusable(Exception):
     """Cgroups cannot be used; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Hierarchy:
-    """Where a hierarchy is mounted, and the folder of the agent's own group in it."""
-
-    mounted: Path
-    own: Path
-
-    def parent(self, named: str | None) -> Path:
-        """Return the parent of the replicas' groups; make the one that is named."""
-        if named is None:
-            return self.own
-        folder = self.mounted / named
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+def _parent(hierarchy: Hierarchy, named: str | None) -> Path:
+    """Return the parent of the replicas' groups; make the one that is named."""
+    if named is None:
+        return hierarchy.own
+    folder = hierarchy.mounted / named
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
-def _hierarchies(process: Path) -> dict[str, _Hierarchy]:
-    """Return the hierarchies by controller; version 2 is named by an empty text."""
-    groups: dict[str, str] = {}
-    for line in (process / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        groups |= dict.fromkeys(controllers.split(","), path)
-    found: dict[str, _Hierarchy] = {}
-    for line in (process / "mountinfo").read_text().splitlines():
-        before, _, after = line.partition(" - ")
-        root, point = before.split()[3:5]
-        kind, _, options = after.split(maxsplit=2)
-        if kind not in ("cgroup", "cgroup2"):
-            continue
-        names = [""] if kind == "cgroup2" else options.split(",")
-        for name in groups.keys() & set(names) - found.keys():
-            own = os.path.relpath(groups[name], root)
-            if own.partition("/")[0] != "..":  # else it is outside of what is mounted
-                found[name] = _Hierarchy(Path(point), Path(point) / own)
-    return found
-
-
-def _delegated(hierarchy: _Hierarchy, named: str | None) -> Path:
+def _delegated(hierarchy: Hierarchy, named: str | None) -> Path:
     """Return the parent in version 2; it hands the controllers to its children.
 
     Raises: OSError, _Unusable.
     """
     if named is not None:
-        parent = hierarchy.parent(named)
+        parent = _parent(hierarchy, named)
         above = [parent, *parent.parents]
         for folder in above[above.index(hierarchy.mounted) : 0 : -1]:
             with suppress(OSError):

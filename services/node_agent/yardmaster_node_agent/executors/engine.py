@@ -23,14 +23,9 @@ from urllib.parse import quote
 import httpx
 
 from yardmaster_node_agent.executors.port import ImageFound
+from yardmaster_runtime.engine_api import NoCommonVersion, Version, agreed_version, text_of
 from yardmaster_schemas.image_names import REFERENCE, repository_of
 
-Version = tuple[int, int]
-
-#: The versions of the API whose requests and answers are as this module has them. Docker 20.10 has
-#: the oldest. From 1.52 on, `/events` chooses its format by the request's header.
-OLDEST_API: Final[Version] = (1, 41)
-NEWEST_API: Final[Version] = (1, 51)
 #: Seconds after which a request without an answer counts as failed.
 ANSWER_S: Final = 30.0
 #: Seconds that an engine has to answer whether it is there, or has a container.
@@ -290,7 +285,7 @@ class Engine:
         version = known or await self._agreed_version()
         while True:
             self._version = version
-            address = f"http://engine/v{_text(version)}{path}"
+            address = f"http://engine/v{text_of(version)}{path}"
             try:
                 async with self._client.stream(
                     method, address, params=query, json=content, timeout=idle_s, headers=headers
@@ -316,27 +311,11 @@ class Engine:
         if answer.status_code != httpx.codes.OK:
             raise EngineAway(f"{self._socket}: {_message(answer.content)}")
         try:
-            said = answer.json()
-            newest, oldest = _version_of(said["ApiVersion"]), _version_of(said["MinAPIVersion"])
+            return agreed_version(answer.json())
+        except NoCommonVersion as error:
+            raise EngineAway(f"{self._socket}: {error}") from None
         except (ValueError, KeyError, TypeError):
             raise EngineAway(f"{self._socket}: what answers is no container engine") from None
-        if newest < OLDEST_API or oldest > NEWEST_API:
-            change = "Docker" if newest < OLDEST_API else "Yardmaster on this node"
-            raise EngineAway(
-                f"{self._socket}: the engine has the API versions {_text(oldest)} to "
-                f"{_text(newest)}, and the agent needs one of {_text(OLDEST_API)} to "
-                f"{_text(NEWEST_API)}: upgrade {change}"
-            )
-        return min(newest, NEWEST_API)
-
-
-def _version_of(said: object) -> Version:
-    major, _, minor = str(said).partition(".")
-    return int(major), int(minor)
-
-
-def _text(version: Version) -> str:
-    return ".".join(map(str, version))
 
 
 def _frames(data: bytes) -> tuple[list[bytes], bytes]:
