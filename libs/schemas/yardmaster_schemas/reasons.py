@@ -269,6 +269,7 @@ class RefusalCode(StrEnum):
     CHECKPOINT_NOT_ALLOWED = "checkpoint_not_allowed"
     BEYOND_ENROLLMENT = "beyond_enrollment"
     NODE_TAKEN = "node_taken"
+    PULL_TOO_LONG = "pull_too_long"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

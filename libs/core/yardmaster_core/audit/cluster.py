@@ -164,6 +164,8 @@ class Cluster:
         #: observed.
         self.silences: dict[tuple[str, str], int] = {}
         self.lost: set[tuple[str, str]] = set()
+        #: Attempts that may still be starting, by task, in the order of their allocations.
+        self.starting: dict[str, Attempt] = {}
         #: Attempts that lost a replica and are not stopped yet, by task.
         self.broken: dict[str, Attempt] = {}
         #: The number of changes after which other tasks may have to run: admissions, joins and
@@ -350,6 +352,7 @@ class Cluster:
         attempt.runs.setdefault(body.replica, body.run)
         if attempt.running_ms is None and len(attempt.runs) == attempt.replicas:
             attempt.running_ms = self.now_ms
+            self.starting.pop(attempt.task_id, None)
             if not attempt.stopped:
                 self.task(body.task_id).failed_starts = 0
                 self.task(body.task_id).expired_starts = 0
@@ -358,6 +361,8 @@ class Cluster:
 
     def open(self, attempt: Attempt) -> None:
         """Count the slots of an attempt as held."""
+        self.starting.pop(attempt.task_id, None)
+        self.starting[attempt.task_id] = attempt
         for replica, placement in attempt.open.items():
             self._hold(placement, 1)
             self.on_node.setdefault(placement.node, {})[attempt.task_id, replica] = (
@@ -378,6 +383,7 @@ class Cluster:
             return
         task = self.task(attempt.task_id)
         task.attempt = None
+        self.starting.pop(attempt.task_id, None)
         if attempt.running_ms is not None:
             task.ran_ms += self.now_ms - attempt.running_ms
         self.broken.pop(attempt.task_id, None)

@@ -43,6 +43,8 @@ NO_PREEMPTION_AFTER: Final = 2
 EXPIRY_MS: Final = 300_000
 #: Past use is counted at whole minutes.
 MINUTE_MS: Final = 60_000
+#: Reports about its image extend a start to at most this time after the allocation.
+MAX_PULL_MS: Final = 43_200_000
 #: The rule of a stop after which the task starts on other slots, which are reserved for it.
 MOVED: Final = "moved"
 
@@ -95,10 +97,12 @@ class Decisions:
                 pass
 
     def end(self, commit: FedRecord) -> None:
-        """Check after a complete cycle that the gangs broken in earlier ones are stopped (S5), and
-        that nothing is reserved on slots of stops that are overdue since this cycle (S3).
+        """Check after a complete cycle that the gangs broken in earlier ones are stopped (S5), that
+        no start takes longer than its bound (S10), and that nothing is reserved on slots of stops
+        that are overdue since this cycle (S3).
         """
         cluster = self.cluster
+        self._end_starts(commit)
         for task_id in self._overdue_now:
             self.reservations.check_overdue(commit, task_id)
         self._overdue_now.clear()
@@ -119,6 +123,25 @@ class Decisions:
                     f"{len(attempt.open)} others to be stopped by cycle {since + 1}",
                 )
                 del cluster.broken[task_id]
+
+    def _end_starts(self, commit: FedRecord) -> None:
+        """Check that each attempt that has not started within its bound is stopped (S10)."""
+        cluster = self.cluster
+        for task_id, attempt in list(cluster.starting.items()):
+            waited_ms = cluster.now_ms - attempt.allocated_ms
+            if waited_ms < MAX_PULL_MS:
+                return  # so are all after it
+            config = cluster.pools.get(attempt.pool)
+            if attempt.stopped or config is None:
+                del cluster.starting[task_id]
+            elif waited_ms >= config.start_timeout_s * 1000:
+                self.report.add(
+                    "S10",
+                    commit,
+                    f"{task_id} attempt {attempt.number} has not started after {waited_ms} ms, "
+                    "and is not revoked",
+                )
+                del cluster.starting[task_id]
 
     # Allocations
 

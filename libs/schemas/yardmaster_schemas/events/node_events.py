@@ -170,7 +170,8 @@ class TaskPreparingV1(Event):
     """The image of a replica is being pulled, and something has arrived since the last report.
 
     `bytes_total`: the bytes of those layers whose size is known yet. An agent writes at most one in
-    5 s and at most 1,000 of a replica. Each delays the start timeout of the attempt.
+    5 s and at most 1,000 of a replica. Each delays the start timeout of the attempt, until 12 hours
+    after the allocation; later ones are refused.
     """
 
     task_id: TaskId

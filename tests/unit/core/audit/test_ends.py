@@ -13,6 +13,7 @@ from tests.unit.core.audit.cell_log import (
     JOB,
     OTHER,
     A,
+    B,
     admit,
     ended,
     expect_one,
@@ -158,3 +159,13 @@ def test_s10_a_node_lost_too_soon(log: LogBuilder) -> None:
 def test_s10_a_node_lost_without_an_observation(log: LogBuilder) -> None:
     log.scheduler.cycle(lost("n1"), after_ms=70_000)
     expect_one(log, "S10", "never observed")
+
+
+def test_s10_a_start_that_takes_longer_than_its_bound(log: LogBuilder) -> None:
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(allocated(B, placed("n1", 1)))
+    log.scheduler.cycle(after_ms=43_199_000)
+    assert not found(log)
+    log.scheduler.cycle()
+    expect_one(log, "S10", f"{B} attempt 1 has not started after 43200000 ms")

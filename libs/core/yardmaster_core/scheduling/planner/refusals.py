@@ -105,7 +105,9 @@ def _replica(state: ClusterState, event: ReplicaClaim) -> RefusalCode | None:
     if was >= ReplicaState.RELEASED:
         return RefusalCode.STALE_ATTEMPT
     if isinstance(event, nev.TaskPreparingV1):
-        return None if was == ReplicaState.ALLOCATED else RefusalCode.CONTRADICTION
+        if was != ReplicaState.ALLOCATED:
+            return RefusalCode.CONTRADICTION
+        return RefusalCode.PULL_TOO_LONG if state.now_ms >= run.last_pull_ms else None
     if isinstance(event, nev.TaskStartedV1):
         return None if was == ReplicaState.ALLOCATED else RefusalCode.REPEATED
     if isinstance(event, nev.SlotsReleasedV1):

@@ -19,6 +19,9 @@ from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait, Wai
 #: Agents report at least once in 30 s that something of an image has arrived, so a pull counts as
 #: stalled after twice this time at the earliest.
 LEAST_QUIET_S: Final = 60
+#: Reports about an image extend a start to at most this time after the allocation. Agents send
+#: their last one after about 8 hours.
+MAX_PULL_S: Final = 12 * 3600
 
 #: A pool, and why a task is pending in it, or `Phase.RUNNING`.
 CountedAs = tuple[str, WaitCode | Phase]
@@ -115,12 +118,19 @@ class Attempt:
     def start_due_ms(self, limit_s: int) -> int:
         """When all replicas must have started, if `limit_s` is the limit of the pool.
 
-        While an image is pulled, the limit counts from the last report about it.
+        While an image is pulled, the limit counts from the last report about it, but within
+        `MAX_PULL_S`.
         """
         due_ms = self.allocated_ms + limit_s * 1000
         if not self.prepared_ms:
             return due_ms
-        return max(due_ms, self.prepared_ms + max(limit_s, LEAST_QUIET_S) * 1000)
+        quiet_ms = self.prepared_ms + max(limit_s, LEAST_QUIET_S) * 1000
+        return max(due_ms, min(quiet_ms, self.last_pull_ms))
+
+    @property
+    def last_pull_ms(self) -> int:
+        """Until when reports about an image extend the start, whatever an agent reports."""
+        return self.allocated_ms + MAX_PULL_S * 1000
 
     @property
     def frees_slots(self) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster_core.scheduling.state.tasks import LEAST_QUIET_S
+from yardmaster_core.scheduling.state.tasks import LEAST_QUIET_S, MAX_PULL_S
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events.requests import ExitZero
@@ -548,6 +548,37 @@ def test_a_pull_that_arrives_outlives_a_start_timeout_below_the_interval_of_its_
     cell.prepares("job")
     cell.cycle()
     assert cell.cycle(after_s=LEAST_QUIET_S - 1) == []
+    assert only(cell.cycle(after_s=1), dec.AllocationRevokedV1).stop.code == "start_timeout"
+
+
+def test_no_reports_of_a_pull_extend_a_start_beyond_its_bound() -> None:
+    cell = Cell(start_timeout_s=3600)
+    cell.node("n1", gpus=1)
+    cell.submit("job")
+    cell.cycle()
+    for _ in range(MAX_PULL_S // 1800 - 1):
+        assert cell.cycle(after_s=1800) == []
+        cell.prepares("job")
+        cell.cycle()
+    assert cell.cycle(after_s=1799) == []
+    cell.prepares("job")
+    assert cell.cycle() == []
+    assert only(cell.cycle(after_s=1), dec.AllocationRevokedV1).stop.code == "start_timeout"
+    cell.prepares("job")
+    cell.cycle()
+    assert [code for _, code in cell.refused] == ["pull_too_long"]
+
+
+def test_a_start_timeout_above_the_bound_of_pulls_is_kept() -> None:
+    cell = Cell(start_timeout_s=2 * MAX_PULL_S)
+    cell.node("n1", gpus=1)
+    cell.submit("job")
+    cell.cycle()
+    cell.cycle(after_s=MAX_PULL_S)
+    cell.prepares("job")
+    assert cell.cycle() == []
+    assert [code for _, code in cell.refused] == ["pull_too_long"]
+    assert cell.cycle(after_s=MAX_PULL_S - 1) == []
     assert only(cell.cycle(after_s=1), dec.AllocationRevokedV1).stop.code == "start_timeout"
 
 
