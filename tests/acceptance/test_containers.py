@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 from collections.abc import Iterator
 
 import docker
@@ -10,6 +11,7 @@ import pytest
 from tests.support.containers import CONTAINER_IMAGE, is_there
 from tests.support.half_open import collect_half_open
 from tests.support.packages import write_tree
+from tests.support.registry import running_registry
 from tests.support.yard_cli import Dev, running_dev, until
 
 pytestmark = pytest.mark.timeout(180)
@@ -38,7 +40,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
         pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
     before = containers()
     folder = tmp_path_factory.mktemp("containers")
-    with running_dev(folder) as dev:
+    with running_dev(folder, nodes=2, env={"YARD_AGENT_CONTAINER_NETWORK": "host"}) as dev:
         yield dev
     client = docker.from_env()
     for container_id in containers() - before:
@@ -74,3 +76,37 @@ def test_an_image_that_cannot_be_pulled_is_a_failed_start_with_the_words_of_the_
     )
     assert "127.0.0.1:1" in dev.yard("logs", said.lines[0], code=None).out
     dev.yard("cancel", said.lines[0])
+
+
+def test_a_gang_whose_tag_moves_between_two_pulls_runs_the_first_image_on_all_nodes(
+    dev: Dev,
+) -> None:
+    with running_registry() as registry:
+        image = registry.image("team/train:1")
+        first = registry.push("team/train:1", Env=["PATH=/bin", "VERSION=one"])
+        registry.turns = turns = threading.Semaphore(1)
+        (dev.folder / "gang.yaml").write_text(
+            f"""
+name: train
+replicas: 2
+resources: {{gpus: 2}}
+run:
+  image: {image}
+  pull: always
+  script: echo "runs $VERSION"
+"""
+        )
+        job = dev.yard("submit", "gang.yaml").lines[0]
+        # One of both nodes has pulled and started; then the tag moves.
+        until(
+            lambda: first in dev.yard("show", job).out,
+            "a replica runs",
+            lambda: dev.yard("show", job).out + dev.yard("logs", job).out + str(registry.requests),
+        )
+        registry.push("team/train:1", Env=["PATH=/bin", "VERSION=two"])
+        turns.release(10)
+        dev.yard("wait", job)
+        shown = dev.yard("show", job).out
+        assert f"Image       {first}" in shown
+        assert "image_changed" in shown
+        assert dev.yard("logs", job, "--attempt", "2").out.count("runs one") == 2

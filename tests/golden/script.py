@@ -152,6 +152,8 @@ def _claims(method: str) -> Callable[..., None]:
     def command(cell: Cell, task: str, *flags: str, **how: Any) -> None:
         if "code" in how:
             how["exit_code"] = how.pop("code")
+        if "image" in how:
+            how["image"] = f"sha256:{how['image']:064x}"
         if "done" in flags:
             how["done"] = True
         name, index = _task(task)
@@ -249,6 +251,7 @@ def trace_line(cell: Cell, event: Event) -> str:
             words += [f"share={p.gpu_milli / 1000:g}" for p in event.placements[:1] if _shares(p)]
             words += [f"port={event.master_port}"] if event.master_port else []
             words += [f"step={event.checkpoint.step}"] if event.checkpoint else []
+            words += [f"image={int(event.image[7:], 16)}"] if event.image else []
             words += [event.start.rule]
         case dec.TaskUnschedulableV1():
             words += [_name(cell, event.task_id), *_pool_word(event.pool), event.wait.code]

@@ -306,7 +306,8 @@ class HistoryPlayer:
             found = [found[number % len(found)]]
         for task, replica in found:
             about = self.cell._about(task, replica)
-            self.claim(nev.TaskStartedV1(**about, run=ONE_RUN))
+            image = _image(task, replica, self.cell.now_ms)
+            self.claim(nev.TaskStartedV1(**about, run=ONE_RUN, image=image))
         return bool(found)
 
     def stop_replicas(self) -> bool:
@@ -592,6 +593,19 @@ class HistoryPlayer:
                     # A policy that `NUMBERS` does not have owns its numbers.
                     known = NUMBERS.get(why.code, why.numbers)
                     assert set(why.numbers) <= set(known), why
+
+
+def _image(task: Task, replica: int, now_ms: int) -> str | None:
+    """The digest that a replica runs: that of its attempt, or of a tag that moves once a minute.
+
+    Every third job has no image.
+    """
+    if task.job.seq % 3 == 0:
+        return None
+    if task.run is not None and task.run.image is not None:
+        return task.run.image
+    moved = now_ms // 60_000 + (replica == 3)
+    return f"sha256:{task.job.seq:032x}{moved:032x}"
 
 
 def _is(task: Task, of: str) -> bool:

@@ -147,6 +147,39 @@ async def test_a_moved_tag_is_pulled_at_each_start_only_if_the_job_says_always(
     assert outputs == ["one\n", "one\n", "three\n", "three\n"]
 
 
+@pytest.mark.parametrize("policy", PullPolicy)
+async def test_a_pinned_attempt_runs_its_digest_whatever_the_tag_names_by_then(
+    cell: AgentCell, registry: Registry, policy: PullPolicy
+) -> None:
+    image, digests = registry.image("team/train:1"), []
+    async with cell.agent():
+        for version in ("one", "two"):
+            digests.append(registry.push("team/train:1", Env=["PATH=/bin", f"VERSION={version}"]))
+            await ended(cell, await cell.allocate(job(image, pull=PullPolicy.ALWAYS)))
+        registry.requests.clear()
+        task = await cell.allocate(job(image, pull=policy), image=digests[0])
+        await ended(cell, task)
+        assert await cell.output(task) == "one\n"
+    assert [each.image for each in await cell.of_type(TaskStartedV1)] == [*digests, digests[0]]
+    assert not registry.requests
+
+
+async def test_a_pinned_digest_that_the_registry_has_no_more_is_named(
+    cell: AgentCell, registry: Registry
+) -> None:
+    registry.push("team/train:1")
+    image, gone = registry.image("team/train:1"), f"sha256:{'5' * 64}"
+    async with cell.agent():
+        for policy in PullPolicy:
+            task = await cell.allocate(job(image, pull=policy), image=gone)
+            failure = (await ended(cell, task)).failure
+            never = policy is PullPolicy.NEVER
+            assert failure is (StartFailure.OTHER if never else StartFailure.IMAGE_MISSING)
+            said = await cell.output(task, stream="agent")
+            assert f"{image.removesuffix(':1')}@{gone}" in said
+            assert f"the task ran this digest of {image} first" in said
+
+
 async def test_an_image_that_is_absent_and_never_pulled_is_a_failed_start(
     cell: AgentCell, registry: Registry
 ) -> None:

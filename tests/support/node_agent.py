@@ -170,6 +170,7 @@ class AgentCell(MemoryCell):
         tasks: int = 1,
         project: str = "nlp",
         memory_mib: int = 10,
+        image: str | None = None,
         **details: Any,
     ) -> str:
         """Give the node an attempt, by default of a new job without GPUs; the task's id."""
@@ -203,6 +204,7 @@ class AgentCell(MemoryCell):
             start=Start(rule="fits"),
             grace_s=grace_s,
             fence_s=fence_s,
+            image=image,
         )
         await self.assign(event)
         return task_id

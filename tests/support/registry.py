@@ -99,6 +99,8 @@ class Registry:
         self.login: tuple[str, str] | None = None
         #: The status and the error code of its answers to requests for manifests.
         self.failing: tuple[int, str] | None = None
+        #: If set, each pull needs a release of it before it knows what a tag names.
+        self.turns: threading.Semaphore | None = None
         #: Set while layers may be sent further than their first piece.
         self.flows = threading.Event()
         self.flows.set()
@@ -172,6 +174,8 @@ class Registry:
         elif found is None:
             self._send(request, b"{}", "application/json")
         elif found["kind"] == "manifests":
+            if self.turns is not None and request.command == "HEAD":
+                self.turns.acquire(timeout=_GIVE_UP_S)
             digest = self.tags.get(f"{found['name']}:{found['ref']}", found["ref"])
             if self.failing is not None:
                 self._refuse(request, *self.failing)

@@ -32,6 +32,7 @@ END_TEXTS: Final = {
     "registry's words",
     "image_refused": "the registry refuses the image, or its name is not valid; yard logs has the "
     "registry's words",
+    "image_changed": "a node ran another image than it was given; check its agent and engine",
     "decision_too_large": "its allocation exceeds the size of a record; request fewer replicas",
 }
 
@@ -111,6 +112,7 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
         )
     if task.get("preparing"):
         lines.append(_labelled("Prepares", pulling_words(task["preparing"])))
+    lines += _image_lines(task)
     if task.get("wait"):
         lines.append(_labelled("Waits", _waits(out, task["wait"])))
     if task.get("reserved"):
@@ -134,6 +136,12 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
     if attempts:
         lines += attempts_table(out, attempts, task["phase"])
     return lines
+
+
+def _image_lines(task: Row) -> list[str]:
+    """The line with the digest that all attempts of a task run, if it is known."""
+    digest = task.get("image_digest")
+    return [_labelled("Image", digest)] if digest else []
 
 
 def pulling_words(preparing: Row) -> str:
@@ -345,6 +353,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
         lines += [line for wait in pools if (line := _share_line(wait))]
     if why.get("preparing"):
         lines.append(_labelled("Prepares", pulling_words(why["preparing"])))
+    lines += _image_lines(why)
     if why.get("reserved"):
         lines.append(_labelled("Waits for", reserved_words(out, why["reserved"])))
     if why.get("unblock"):

@@ -232,10 +232,17 @@ class Cell:
         every = range(len(task.run.placements))
         return [self._about(task, r) for r in (every if replica is None else [replica])]
 
-    def starts(self, name: str, index: int = 0, *, replica: int | None = None) -> None:
-        """Report that `replica` of the task runs; None: every replica."""
+    def starts(
+        self,
+        name: str,
+        index: int = 0,
+        *,
+        replica: int | None = None,
+        image: str | None = None,
+    ) -> None:
+        """Report that `replica` of the task runs `image`; None: every replica."""
         for about in self._replicas(name, index, replica):
-            self.claim(nev.TaskStartedV1(**about, run=ONE_RUN))
+            self.claim(nev.TaskStartedV1(**about, run=ONE_RUN, image=image))
 
     def checkpoints(self, name: str, step: int, index: int = 0) -> None:
         """Report a checkpoint of the task."""

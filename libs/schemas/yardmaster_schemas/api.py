@@ -522,6 +522,7 @@ class Task(Answer):
     params: dict[str, JsonValue] | None
     progress_permille: int | None
     preparing: PreparingShown | None = None
+    image_digest: str | None = None
     submitted_at: At
     admitted_at: At | None
     started_at: At | None
@@ -606,6 +607,7 @@ class ReplicaShown(Answer):
     replica: int
     node: str
     slots: list[int]
+    image_digest: str | None = None
     started_at: At | None
     exited_at: At | None
     released_at: At | None
@@ -653,6 +655,7 @@ class Explain(Answer):
     task_id: TaskId
     phase: Phase
     preparing: PreparingShown | None = None
+    image_digest: str | None = None
     wait_class: WaitClass | None
     pools: list[PoolWait]
     reserved: ReservedShown | None = None

@@ -83,6 +83,7 @@ class StopCode(StrEnum):
     """Why an attempt was stopped, where no policy decided it (`PolicyStop`)."""
 
     GANG_INCOMPLETE = "gang_incomplete"
+    IMAGE_CHANGED = "image_changed"
     START_TIMEOUT = "start_timeout"
     NODE_DRAINED = "node_drained"
     NODE_LOST = "node_lost"
@@ -144,6 +145,7 @@ class EndCode(StrEnum):
     IMAGE_MISSING = "image_missing"
     IMAGE_REFUSED = "image_refused"
     IMAGE_UNREACHABLE = "image_unreachable"
+    IMAGE_CHANGED = "image_changed"
     DECISION_TOO_LARGE = "decision_too_large"
 
 
@@ -380,6 +382,7 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.RESTART_BACKOFF: ("until_at_ms", "restarts"),
     WaitCode.START_BACKOFF: ("until_at_ms", "failed_starts", "limit"),
     StopCode.GANG_INCOMPLETE: ("replicas", "open"),
+    StopCode.IMAGE_CHANGED: ("replica",),
     StopCode.START_TIMEOUT: ("active", "needed", "limit_s"),
     StopCode.NODE_DRAINED: ("until_at_ms",),
     StopCode.NODE_LOST: ("last_heard_at_ms",),

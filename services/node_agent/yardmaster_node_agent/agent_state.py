@@ -111,6 +111,8 @@ class Assignment:
     fence_s: Positive | None = None
     #: The memory of each GPU in MiB, if the task requested memory; 0: it requested `gpu_milli`.
     gpu_memory_mib: Count = 0
+    #: The digest of the image that all replicas must run; None: that of the job's image now.
+    image: ImageDigest | None = None
 
     @property
     def task_index(self) -> int:

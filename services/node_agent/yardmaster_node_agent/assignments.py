@@ -313,4 +313,5 @@ def _assignment(
         grace_s=event.grace_s,
         fence_s=event.fence_s,
         gpu_memory_mib=placement.gpu_memory_mib,
+        image=event.image,
     )

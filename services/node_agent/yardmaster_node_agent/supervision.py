@@ -393,6 +393,7 @@ class Supervision:
             cpu_milli=assignment.cpu_milli,
             memory_mib=assignment.memory_mib,
             devices=tuple(context.facts.devices[slot] for slot in assignment.slots),
+            pinned=assignment.image,
         )
 
     async def _check_limits(self) -> None:

@@ -748,6 +748,23 @@ async def test_the_pull_of_an_image_is_shown_for_its_task() -> None:
     assert (row.preparing.layers_done, row.preparing.bytes_done) == (2, 41)
 
 
+async def test_the_digest_of_the_first_replica_is_that_of_its_task() -> None:
+    log = cell()
+    log.claim(logs.joined("n2"))
+    admit(log)
+    log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0), logs.placed("n2", 0, replica=1)))
+    images = [f"sha256:{number:064x}" for number in (1, 2)]
+    for replica, image in enumerate(images):
+        begun = logs.started(TASK, f"n{replica + 1}", replica=replica)
+        log.claim(dataclasses.replace(begun, image=image))
+    log.scheduler.cycle()
+    store = await viewed(log)
+    assert (await task(store)).image == images[0]
+    row = await store.get(AttemptRow, f"{TASK}/1")
+    assert row is not None
+    assert [replica.image for replica in row.replicas] == images
+
+
 async def test_progress_shows_and_leaves_no_trail() -> None:
     log = cell()
     running(log)

@@ -105,6 +105,8 @@ class Attempt:
     moved: bool = False
     #: The cycle in which the gang lost a replica, and how.
     broken: tuple[int, str] | None = None
+    #: The cycle in which a replica started with another image than that of its task.
+    differs: int | None = None
 
 
 @dataclass(slots=True)
@@ -113,6 +115,8 @@ class Task:
 
     last: int = 0
     attempt: Attempt | None = None
+    #: The digest of the first image that a replica ran; None: no image, or from no registry.
+    image: str | None = None
     ran_ms: int = 0
     not_before_ms: int = 0
     #: The consecutive failed starts that the last TaskRequeued names; 0 after a successful start.
@@ -166,6 +170,8 @@ class Cluster:
         self.lost: set[tuple[str, str]] = set()
         #: Attempts that may still be starting, by task, in the order of their allocations.
         self.starting: dict[str, Attempt] = {}
+        #: Attempts with a replica of another image that are not stopped yet, by task.
+        self.differing: dict[str, Attempt] = {}
         #: Attempts that lost a replica and are not stopped yet, by task.
         self.broken: dict[str, Attempt] = {}
         #: The number of changes after which other tasks may have to run: admissions, joins and
@@ -349,6 +355,8 @@ class Cluster:
             )
         if refused:
             return
+        if body.replica not in attempt.runs:
+            self._note_image(attempt, body.image)
         attempt.runs.setdefault(body.replica, body.run)
         if attempt.running_ms is None and len(attempt.runs) == attempt.replicas:
             attempt.running_ms = self.now_ms
@@ -356,6 +364,16 @@ class Cluster:
             if not attempt.stopped:
                 self.task(body.task_id).failed_starts = 0
                 self.task(body.task_id).expired_starts = 0
+
+    def _note_image(self, attempt: Attempt, image: str | None) -> None:
+        """Note the image of a replica that starts: the first one is that of the task."""
+        task = self.task(attempt.task_id)
+        first = task.image is None and image is not None
+        if first:
+            task.image = image
+        if task.image != image or (first and attempt.runs):
+            attempt.differs = self.cycle
+            self.differing[attempt.task_id] = attempt
 
     # Slots
 
@@ -387,6 +405,7 @@ class Cluster:
         if attempt.running_ms is not None:
             task.ran_ms += self.now_ms - attempt.running_ms
         self.broken.pop(attempt.task_id, None)
+        self.differing.pop(attempt.task_id, None)
         self.job_running[attempt.task_id.partition(".")[0]] -= 1
 
     def _hold(self, placement: Placement, sign: int) -> None:

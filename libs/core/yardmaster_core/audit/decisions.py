@@ -97,15 +97,16 @@ class Decisions:
                 pass
 
     def end(self, commit: FedRecord) -> None:
-        """Check after a complete cycle that the gangs broken in earlier ones are stopped (S5), that
-        no start takes longer than its bound (S10), and that nothing is reserved on slots of stops
-        that are overdue since this cycle (S3).
+        """Check after a complete cycle that the gangs that broke, or ran two images, in earlier
+        ones are stopped (S5), that no start takes longer than its bound (S10), and that nothing is
+        reserved on slots of stops that are overdue since this cycle (S3).
         """
         cluster = self.cluster
         self._end_starts(commit)
         for task_id in self._overdue_now:
             self.reservations.check_overdue(commit, task_id)
         self._overdue_now.clear()
+        self._end_differing(commit)
         for task_id, attempt in list(cluster.broken.items()):
             assert attempt.broken is not None
             since, how = attempt.broken
@@ -142,6 +143,21 @@ class Decisions:
                     "and is not revoked",
                 )
                 del cluster.starting[task_id]
+
+    def _end_differing(self, commit: FedRecord) -> None:
+        """Check that attempts whose replicas run different images are stopped (S5)."""
+        cluster = self.cluster
+        for task_id, attempt in list(cluster.differing.items()):
+            assert attempt.differs is not None
+            if attempt.stopped or attempt.differs < cluster.cycle:
+                del cluster.differing[task_id]
+                if not attempt.stopped:
+                    self.report.add(
+                        "S5",
+                        commit,
+                        f"{task_id} attempt {attempt.number}: two images since cycle "
+                        f"{attempt.differs}, expected it to be stopped",
+                    )
 
     # Allocations
 
@@ -206,7 +222,14 @@ class Decisions:
         self.reservations.allocated(fed, body)
 
     def _gang(self, fed: FedRecord, label: str, body: SlotsAllocatedV1, job: Job) -> None:
-        """Check that a gang is complete (S5), before `cluster` has the attempt."""
+        """Check that a gang is complete, and is given the image of its task (S5), before `cluster`
+        has the attempt.
+        """
+        image = self.cluster.task(body.task_id).image
+        if body.image != image:
+            self.report.add(
+                "S5", fed, f"{label} is given image {body.image}, its task runs {image}"
+            )
         fault = gang_fault(self.cluster, body, job)
         if fault is not None:
             self.report.add("S5", fed, f"{label}{fault}")

@@ -93,11 +93,13 @@ def _node_drained_v1(draft: Draft, envelope: Envelope[n.NodeDrainedV1], _: objec
 def _task_started_v1(draft: Draft, envelope: Envelope[n.TaskStartedV1], _: object) -> None:
     data = envelope.data
     attempt = _attempt(draft, data.task_id, data.attempt, envelope.type)
-    attempt = _replica(draft, attempt, data.replica, started_at_ms=draft.now_ms)
+    attempt = _replica(draft, attempt, data.replica, started_at_ms=draft.now_ms, image=data.image)
+    task = _task(draft, data, envelope.type)
+    if task.image is None and data.image is not None:
+        task = draft.change_task(task, image=data.image)
     if any(replica.started_at_ms is None for replica in attempt.replicas):
         return
     draft.put(replace(attempt, started_at_ms=draft.now_ms))
-    task = _task(draft, data, envelope.type)
     if task.phase is Phase.STARTING:
         draft.change_task(
             task, phase=Phase.RUNNING, started_at_ms=draft.now_ms, failed_starts=0, expired_starts=0

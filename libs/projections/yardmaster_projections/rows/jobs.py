@@ -227,6 +227,8 @@ class TaskRow(Row):
     progress_permille: int | None = None
     #: How much has arrived of the image of the present attempt; the newest report of any replica.
     preparing: Preparing | None = None
+    #: The digest of the first image that it ran, which all its attempts run.
+    image: str | None = None
     end: Ended | None = None
 
     @property
@@ -282,6 +284,7 @@ class ReplicaRow:
     """One replica of an attempt."""
 
     placement: Placement
+    image: str | None = None
     started_at_ms: int | None = None
     exited_at_ms: int | None = None
     released_at_ms: int | None = None

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from yardmaster_schemas.construct import writes_slots
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import Level
-from yardmaster_schemas.events.node_events import MAX_RUNNING, ReplicaRef
+from yardmaster_schemas.events.node_events import MAX_RUNNING, ImageDigest, ReplicaRef
 from yardmaster_schemas.events.registry import event
 from yardmaster_schemas.events.requests import DetailsRef
 from yardmaster_schemas.fields import (
@@ -100,7 +100,8 @@ class SlotsAllocatedV1(Event):
     `master_port` is reserved on replica 0's node with the slots (gangs only). `details` refers to
     the program to run. `grace_s` is the time that a stop gives the attempt to save its state; the
     task can read it. `fence_s`: the agent kills the attempt when no heartbeat was acknowledged for
-    so long (None: never), which is before its node can be lost.
+    so long (None: never), which is before its node can be lost. `image`: the digest that all
+    replicas must run, which an earlier attempt ran; None: that of the job's image now.
     """
 
     task_id: TaskId
@@ -115,6 +116,7 @@ class SlotsAllocatedV1(Event):
     start: Start
     grace_s: Seconds | None = None
     fence_s: Positive | None = None
+    image: ImageDigest | None = None
 
 
 @event(DECISIONS, name="SlotsReserved")

@@ -462,6 +462,15 @@ ANSWERS: Final[Texts] = {
         "How much has arrived of its image, while it is pulled for a start; else null.",
         {**_PREPARING, "reported_at": _AT},
     ),
+    "image_digest": (
+        "The digest of the image that the first replica ran, which all attempts run; null without "
+        "an image, and for one from no registry.",
+        f"sha256:{_SHA256}",
+    ),
+    "ReplicaShown.image_digest": (
+        "The digest of the image that it ran; null without an image, and for one from no registry.",
+        f"sha256:{_SHA256}",
+    ),
     "layers": ("The layers of the image.", _PREPARING["layers"]),
     "layers_done": ("The layers that are ready for use.", _PREPARING["layers_done"]),
     "bytes_done": ("The bytes that have arrived.", _PREPARING["bytes_done"]),

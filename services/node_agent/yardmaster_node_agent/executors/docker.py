@@ -261,16 +261,18 @@ class DockerExecutor:
         return Paths(f"{INSIDE}/stop.json", f"{INSIDE}/task/checkpoint.json")
 
     async def fetch(self, launch: Launch, on_progress: OnProgress) -> Launch:
-        """Pull the image, as `run.pull` says."""
+        """Pull the image, as `run.pull` says; of a pinned one, the digest."""
         run = launch.run
         if (refused := self._refused(launch)) is not None:
             raise ExecutorFailed(replica=launch.key, found=refused)
         try:
             policy = run.pull or PullPolicy.MISSING
-            image = await self._images.get(str(run.image), policy, on_progress)
+            image = await self._images.get(str(run.image), policy, on_progress, launch.pinned)
         except PullFailed as error:
-            failure = error.failure
-            raise ExecutorFailed(replica=launch.key, found=error, failure=failure) from None
+            found, failure = str(error), error.failure
+            if launch.pinned is not None:
+                found += f"; the task ran this digest of {run.image} first, so all its attempts do"
+            raise ExecutorFailed(replica=launch.key, found=found, failure=failure) from None
         except (EngineAway, EngineRefused) as error:
             raise ExecutorFailed(replica=launch.key, found=error) from None
         return replace(launch, image=image)

@@ -333,7 +333,12 @@ def _frames(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _digest(reference: str, repo_digests: Iterable[str]) -> str | None:
-    """Return the digest that the image has under the name of a reference."""
+    """Return the digest that the image has under the name of a reference.
+
+    An image may have several: of its manifest for this platform, and of lists of such manifests.
+    """
+    if "@" in reference:
+        return reference.partition("@")[2]
     wanted = repository_of(reference)
     for each in sorted(repo_digests):
         name, _, digest = each.partition("@")

@@ -155,18 +155,29 @@ class Images:
         self._auths = auths or RegistryAuths(None)
         self._pulls: dict[str, _Pull] = {}
 
-    async def get(self, reference: str, policy: PullPolicy, on_progress: OnProgress) -> ImageFound:
+    async def get(
+        self,
+        reference: str,
+        policy: PullPolicy,
+        on_progress: OnProgress,
+        pinned: str | None = None,
+    ) -> ImageFound:
         """Return an image of the engine; pull it if the policy says so. This may be cancelled.
+
+        `pinned`: the digest of the image, whatever the reference names now. It never names another
+        image, so an engine that has it pulls nothing.
 
         Raises:
             PullFailed.
             EngineAway: the engine does not answer.
         """
         try:
-            repository_of(reference)
+            repository = repository_of(reference)
         except ValueError as error:
             raise PullFailed(f"{error}: correct run.image", StartFailure.IMAGE_REFUSED) from None
-        if policy is not PullPolicy.ALWAYS:
+        if pinned is not None:
+            reference = f"{repository}@{pinned}"
+        if policy is not PullPolicy.ALWAYS or pinned is not None:
             found = await self._engine.image(reference)
             if found is not None:
                 return found

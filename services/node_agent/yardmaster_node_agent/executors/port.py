@@ -90,6 +90,8 @@ class Launch:
     devices: tuple[str, ...] = ()
     #: The replica's own copy of the job's context; `run.working_dir` is below it.
     code: Path | None = None
+    #: The digest of `run.image` that the replica must run; None: the one that it names now.
+    pinned: str | None = None
     #: The image of `run.image`, which `Executor.fetch` found; None: as the node has it.
     image: ImageFound | None = None
 

@@ -51,6 +51,7 @@ def task(**given: Any) -> dict[str, Any]:
     return base | given
 
 
+DIGEST = f"sha256:{7:064x}"
 PREPARING = {
     "replica": 0,
     "layers": 7,
@@ -382,3 +383,10 @@ def test_a_pull_is_shown_in_percent_with_its_layers_and_bytes() -> None:
 
 def test_a_pull_of_unknown_size_is_shown_by_its_layers() -> None:
     assert pulling_words(PREPARING | {"bytes_total": 0}) == "pulling image (2 of 7 layers)"
+
+
+def test_show_and_explain_print_the_digest_that_all_attempts_run() -> None:
+    line = f"Image       {DIGEST}"
+    assert line in task_lines(out(), task(image_digest=DIGEST), [])
+    why = {"task_id": "x.0", "phase": "running", "image_digest": DIGEST}
+    assert line in explain_lines(out(), why, None)

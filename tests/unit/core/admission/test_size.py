@@ -45,6 +45,7 @@ def worst(replicas: int, slots: int) -> int:
         start=Start(rule="r" * 41, numbers={f"n{n:02d}" + "x" * 38: MAX_INT for n in range(24)}),
         grace_s=10 * 365 * 86_400,
         fence_s=MAX_INT,
+        image="sha256:" + "0" * 64,
     )
     envelope = Envelope(
         type=event.TYPE,

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tests.support.logs import (
     LogBuilder,
     allocated,
@@ -17,6 +19,7 @@ from tests.unit.core.audit.cell_log import (
     A,
     admit,
     expect_one,
+    finish,
     found,
     lost,
     requeued,
@@ -29,6 +32,8 @@ from yardmaster_schemas.reasons import (
     StopCode,
 )
 from yardmaster_schemas.resources import Resources
+
+IMAGE = f"sha256:{1:064x}"
 
 
 def test_s4_a_gap_in_the_attempts(log: LogBuilder) -> None:
@@ -131,6 +136,47 @@ def test_s5_a_stop_that_leaves_out_a_node(log: LogBuilder) -> None:
     run(log, A, *PAIR)
     log.scheduler.cycle(stopped(log, A, StopCode.GANG_INCOMPLETE, "n1"))
     expect_one(log, "S5", "not on its nodes ['n2']")
+
+
+def images(log: LogBuilder, task: str, *images: str | None, attempt: int = 1) -> None:
+    """Have the replicas of a pair start with these images."""
+    for replica, image in enumerate(images):
+        begun = started(task, f"n{replica + 1}", attempt=attempt, replica=replica)
+        log.claim(replace(begun, image=image))
+    log.scheduler.cycle()
+
+
+def test_s5_a_gang_that_runs_two_images(log: LogBuilder) -> None:
+    admit(log, JOB, **GANG)
+    log.scheduler.cycle(allocated(A, *PAIR))
+    images(log, A, IMAGE, None)
+    log.scheduler.cycle()
+    expect_one(log, "S5", "two images since cycle")
+
+
+def test_s5_a_gang_of_two_images_may_be_stopped_one_cycle_later(log: LogBuilder) -> None:
+    admit(log, JOB, **GANG)
+    log.scheduler.cycle(allocated(A, *PAIR))
+    images(log, A, None, IMAGE)
+    log.scheduler.cycle(stopped(log, A, StopCode.IMAGE_CHANGED, "n1", "n2"))
+    log.scheduler.cycle()
+    assert not found(log)
+
+
+@pytest.mark.parametrize("pinned", [None, IMAGE])
+def test_s5_a_later_attempt_is_given_the_image_of_the_first(
+    log: LogBuilder, pinned: str | None
+) -> None:
+    admit(log, JOB, **GANG)
+    log.scheduler.cycle(allocated(A, *PAIR))
+    images(log, A, IMAGE, IMAGE)
+    finish(log, A, *PAIR)
+    log.scheduler.cycle(requeued(A))
+    log.scheduler.cycle(replace(allocated(A, *PAIR, attempt=2), image=pinned))
+    if pinned is None:
+        expect_one(log, "S5", f"given image None, its task runs {IMAGE}")
+    else:
+        assert not found(log)
 
 
 def test_s4_failed_starts_are_counted_one_by_one(log: LogBuilder) -> None:

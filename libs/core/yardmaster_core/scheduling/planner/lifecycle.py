@@ -33,6 +33,9 @@ from yardmaster_schemas.reasons import DropCode, EndCode, PolicyStop, StartFailu
 #: After its n-th failure a task backs off 2^(n-1) seconds, and after the n-th failed start in a row
 #: 2^n seconds, but at most this many.
 MAX_BACKOFF_S: Final = 300
+#: The most seconds of grace for a gang that lacks a replica, or runs two images: the others wait
+#: for one that will not answer.
+MAX_GANG_GRACE_S: Final = 10
 #: A task ends after this many failed starts in a row.
 MAX_FAILED_STARTS: Final = 5
 #: The next attempt avoids at most this many nodes on which a start failed, the newest.
@@ -185,6 +188,10 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
     if task.paused and not run.ended:
         return _stop(state, task, run, Stop(code=StopCode.PAUSED), grace_s=spec.grace_s)
     replicas = run.replicas
+    if run.differs is not None:
+        other = run.placements[run.differs].node
+        stop = Stop(code=StopCode.IMAGE_CHANGED, numbers={"replica": run.differs}, about=other)
+        return _stop(state, task, run, stop, grace_s=min(spec.grace_s, MAX_GANG_GRACE_S))
     # A reported exit takes precedence over a later loss of a node.
     if ReplicaState.LOST in replicas and not run.failed:
         lost = run.placements[replicas.index(ReplicaState.LOST)].node
@@ -201,10 +208,8 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
     if run.failed or never_started:
         numbers = {"replicas": len(replicas), "open": run.open}
         stop = Stop(code=StopCode.GANG_INCOMPLETE, numbers=numbers)
-        # The other replicas of a failed gang wait for one that will not answer: a short grace
-        # period is enough.
         if len(replicas) > 1:
-            return _stop(state, task, run, stop, grace_s=min(spec.grace_s, 10))
+            return _stop(state, task, run, stop, grace_s=min(spec.grace_s, MAX_GANG_GRACE_S))
         return None
     if run.ended:
         return None  # it ended by itself; a stop would change its outcome
@@ -283,9 +288,11 @@ def _end_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event:
     spec = task.job.spec
     if task.cancelled:
         return _ended(task, run, Outcome.CANCELLED, EndCode.CANCELLED)
-    all_zero = run.zero_exits == len(run.replicas)
+    all_zero = run.zero_exits == len(run.replicas) and run.differs is None
     stop = run.stop
-    if stop is None or stop.code is StopCode.GANG_INCOMPLETE:
+    if stop is None or stop.code in (StopCode.GANG_INCOMPLETE, StopCode.IMAGE_CHANGED):
+        if run.differs is not None:
+            return _of_other_image(task, run)
         if all_zero:
             return _ended(task, run, Outcome.SUCCEEDED, EndCode.EXIT, exit_code=0)
         if run.engine_restarted:
@@ -302,6 +309,17 @@ def _end_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event:
     if stop.code is StopCode.START_TIMEOUT:
         return _failed_start(state, task, run, EndCode.START_TIMEOUT)
     return _requeued(task, run, stop.code if isinstance(stop, PolicyStop) else EndCode(stop.code))
+
+
+def _of_other_image(task: Task, run: Attempt) -> Event:
+    """Return the decision after an attempt whose replicas did not all run the image of the task.
+
+    The next attempt is given its digest. A node that runs another one nevertheless would do so
+    again, so the task ends.
+    """
+    if run.image is None:
+        return _requeued(task, run, EndCode.IMAGE_CHANGED)
+    return _ended(task, run, Outcome.FAILED, EndCode.IMAGE_CHANGED)
 
 
 def _failed_start(state: ClusterState, task: Task, run: Attempt, code: EndCode) -> Event:

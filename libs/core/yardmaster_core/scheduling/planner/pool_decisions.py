@@ -104,6 +104,7 @@ class PoolDecisions:
             checkpoint=task.checkpoint,
             grace_s=job.spec.grace_s,
             fence_s=self.fence_s,
+            image=task.image,
             start=self.policy.start.reason(self.view, task),
         )
         self.draft.record(event, task.id, task.cause)

@@ -41,7 +41,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait
 
-FORMAT: Final = 10
+FORMAT: Final = 11
 Plain = dict[str, Any]
 
 
@@ -201,6 +201,7 @@ def _dump_task(task: Task) -> list[Any]:
         [task.failed_starts, list(task.failed_nodes), task.unwritable, task.expired_starts],
         task.queued_ms,
         None if task.reserved is None else _dump_reservation(task.reserved),
+        task.image,
     ]
 
 
@@ -239,6 +240,8 @@ def _dump_run(run: Attempt) -> Plain:
         "failed_nodes": list(run.failed_nodes),
         "passed_others": run.passed_others,
         "prepared_ms": run.prepared_ms,
+        "image": run.image,
+        "differs": run.differs,
     }
 
 
@@ -438,6 +441,7 @@ def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
     task.preemptions = facts[14]
     task.failed_starts, failed_nodes, task.unwritable, task.expired_starts = facts[15]
     task.failed_nodes = tuple(failed_nodes)
+    task.image = facts[18]
     if task.attempt:
         task.queued_ms = facts[16]
     if facts[17] is not None:
@@ -486,6 +490,8 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     run.failed_nodes = tuple(row["failed_nodes"])
     run.passed_others = row["passed_others"]
     run.prepared_ms = row["prepared_ms"]
+    run.image = row["image"]
+    run.differs = row["differs"]
     reopen(state, task, run)
     spec = task.job.spec
     if spec.preemptible:

@@ -31,8 +31,8 @@ class Attempt:
     """One run of a task, from SlotsAllocated until the last replica is released or lost."""
 
     __slots__ = (
-        *("allocated_ms", "done", "engine_restarted", "exit_code", "failed_nodes", "failure"),
-        *("fence_s", "number"),
+        *("allocated_ms", "differs", "done", "engine_restarted", "exit_code", "failed_nodes"),
+        *("failure", "fence_s", "image", "number"),
         *("open", "out_of_memory", "overdue", "passed_others", "placements", "pool_name", "port"),
         "prepared_ms",
         "replicas",
@@ -54,6 +54,10 @@ class Attempt:
         self.allocated_ms = now_ms
         #: After this many seconds without contact the agents kill the attempt; 0: never.
         self.fence_s = 0
+        #: The digest that its replicas must run; None: that of the job's image.
+        self.image: str | None = None
+        #: The first replica that runs another image than its task; None: all run the same one.
+        self.differs: int | None = None
         #: When something last arrived of an image that is pulled for a replica; 0: never.
         self.prepared_ms = 0
         #: When the last replica started; 0 before.
@@ -113,6 +117,10 @@ class Attempt:
             facts = (*facts, "prepared", self.prepared_ms)
         if self.engine_restarted:
             facts = (*facts, "engine restarted")
+        if self.image is not None:
+            facts = (*facts, "image", self.image)
+        if self.differs is not None:
+            facts = (*facts, "differs", self.differs)
         return (*facts, "on reserved slots") if self.passed_others else facts
 
     def start_due_ms(self, limit_s: int) -> int:
@@ -233,7 +241,8 @@ class Task:
     __slots__ = (
         *("attempt", "cancel_now", "cancelled", "cause", "checkpoint", "counted_as"),
         "expired_starts",
-        *("failed_nodes", "failed_starts", "group", "hash", "held_until_ms", "id", "index"),
+        *("failed_nodes", "failed_starts", "group", "hash", "held_until_ms", "id", "image"),
+        "index",
         *("job", "key", "outcome_code", "paused", "phase", "preemptions", "queue", "queued_ms"),
         *("ran_ms", "released", "reserved", "restarts", "run", "starts_elsewhere", "unwritable"),
     )
@@ -255,6 +264,8 @@ class Task:
         #: The attempt whose reserved slots were dropped because it starts on others in this cycle.
         self.starts_elsewhere = 0
         self.checkpoint: Checkpoint | None = None
+        #: The digest of the image that its first replica ran, which all attempts run.
+        self.image: str | None = None
         self.restarts = 0
         #: Number of consecutive failed starts.
         self.failed_starts = 0
@@ -337,6 +348,8 @@ class Task:
             facts = (*facts, self.failed_starts, self.failed_nodes)
         if self.expired_starts:
             facts = (*facts, "expired", self.expired_starts)
+        if self.image is not None:
+            facts = (*facts, "image", self.image)
         if self.reserved is not None:
             facts = (*facts, "reserved", self.reserved.facts())
         return (*facts, "unwritable") if self.unwritable else facts

@@ -44,6 +44,7 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     pool.started[task] = None
     run = Attempt(event.attempt, pool.name, event.placements, event.master_port, state.now_ms)
     run.fence_s = event.fence_s or 0
+    run.image = event.image
     run.passed_others = reserved or task.starts_elsewhere == event.attempt
     task.phase = Phase.STARTING
     task.attempt = event.attempt

@@ -9,6 +9,7 @@ from yardmaster_core.scheduling.state.appliers.attempts import (
 )
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Due, Phase, ReplicaState
+from yardmaster_core.scheduling.state.tasks import Attempt, Task
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
 
@@ -17,6 +18,7 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
     note_accepted(state, record_id)
     task, run = run_of(state, event.task_id, event.attempt)
     run.replicas[event.replica] = ReplicaState.STARTED
+    _note_image(state, task, run, event)
     run.started += 1
     state.dirty[task] = None
     if run.started == len(run.replicas) and task.phase is Phase.STARTING:
@@ -38,6 +40,21 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
         if limit is not None:
             left = max(0, limit * 1000 - task.ran_ms)
             state.deadline(state.now_ms + left, Due.TIME_LIMIT, task.id, run.number)
+
+
+def _note_image(state: ClusterState, task: Task, run: Attempt, event: nev.TaskStartedV1) -> None:
+    """Pin the task to the first digest that it runs, and note a replica with another image.
+
+    An image from no registry has no digest, and cannot be pinned: it only differs from one that
+    has.
+    """
+    same = task.image == event.image
+    if task.image is None and event.image is not None:
+        task.image = event.image
+        same = run.started == 0
+    if not same and run.differs is None:
+        run.differs = event.replica
+        schedule_decision(state, task)
 
 
 def task_preparing_v1(state: ClusterState, event: nev.TaskPreparingV1, record_id: str) -> None:
