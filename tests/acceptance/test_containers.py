@@ -110,3 +110,14 @@ run:
         assert f"Image       {first}" in shown
         assert "image_changed" in shown
         assert dev.yard("logs", job, "--attempt", "2").out.count("runs one") == 2
+
+
+def test_explain_and_show_say_on_how_many_nodes_an_image_was_not_found(dev: Dev) -> None:
+    with running_registry() as registry:
+        image = registry.image("team/absent:1")
+        job = dev.yard("submit", "--image", image, "--", "true").lines[0]
+        dev.yard("wait", job, code=None)
+        for command in ("explain", "show"):
+            said = dev.yard(command, job).out
+            assert "Last start  image not found (checked on 2 nodes)" in said
+            assert "manifest unknown" in said

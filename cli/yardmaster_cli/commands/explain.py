@@ -25,12 +25,18 @@ def explain(
     selects an earlier time.
     """
     out = session.out
+    more: list[str] = []
     if moment is None and file is None:
         remote = session.remote
         why = plain(remote.client.explain(remote.one_task(ref)))
+        if out.for_people and why["phase"] in ("pending", "failed"):
+            # Imported here: the client for output needs models, which are slow to import.
+            from yardmaster_cli.commands.logs import failed_pull
+
+            more = failed_pull(remote, why["task_id"])
     else:
         # Imported here: reading a log needs libraries that only extras install.
         from yardmaster_cli.log.explanation import explain_from_log
 
         why = explain_from_log(session, ref, moment, file, cell)
-    out.one(why, lambda: explain_lines(out, why, None), "task_id")
+    out.one(why, lambda: [*explain_lines(out, why, None), *more], "task_id")

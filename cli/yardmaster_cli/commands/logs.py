@@ -3,15 +3,17 @@
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
 import click
 
 from yardmaster.client import Piece
+from yardmaster.errors import ApiError
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.output.cells import RESET, colored
+from yardmaster_cli.output.failed_pulls import failed_pull_lines
 from yardmaster_cli.output.formats import Output, Row
 from yardmaster_cli.progress import reporting
 from yardmaster_cli.server.remote import Remote
@@ -20,6 +22,8 @@ from yardmaster_cli.waiting import interruptible, timeout_s
 
 #: The most tasks that are followed at once.
 MAX_FOLLOWED: Final = 32
+#: The last lines of an attempt that never started, which agents wrote.
+AGENT_LINES: Final = 64
 
 
 @command("logs")
@@ -144,6 +148,21 @@ def last_lines(remote: Remote, task: Row, lines: int) -> list[str]:
         writers.write(piece)
     writers.end()
     return "".join(found).splitlines()
+
+
+def failed_pull(remote: Remote, task_id: str, attempts: Sequence[Row] | None = None) -> list[str]:
+    """The lines about the last start of a task, if its image could not be had."""
+
+    def output(attempt: int) -> Iterator[tuple[int, str]]:
+        try:
+            for piece in remote.client.output(task_id, attempt=attempt, tail=AGENT_LINES):
+                yield piece.replica, piece.text
+        except ApiError as error:
+            if error.document["code"] != "not_found":
+                raise
+
+    runs = remote.reader.attempts(task_id) if attempts is None else attempts
+    return failed_pull_lines(runs, output)
 
 
 class _Writers:

@@ -67,6 +67,7 @@ def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool, e
         failed = task["phase"] == "failed"
         return [
             *task_lines(out, task, runs),
+            *_failed_pull(remote, task, runs),
             *(_last_output(session, task) if failed and runs else []),
         ]
 
@@ -102,6 +103,16 @@ def _show_spec(remote: Remote, out: Output, job: Row) -> None:
     if out.for_people:
         out.format = "yaml"
     out.one(job_file(job, params), list, "name")
+
+
+def _failed_pull(remote: Remote, task: Row, runs: Sequence[Row]) -> list[str]:
+    """The lines about the last start of a task that has not run since."""
+    if task["phase"] not in ("pending", "failed"):
+        return []
+    # Imported here, as for `_last_output`.
+    from yardmaster_cli.commands.logs import failed_pull
+
+    return failed_pull(remote, task["task_id"], runs)
 
 
 def _last_output(session: Session, task: Row) -> list[str]:

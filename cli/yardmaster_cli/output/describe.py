@@ -28,10 +28,9 @@ END_TEXTS: Final = {
     "directory_missing": "run.working_dir is not a directory on the node",
     "context_missing": "the uploaded folder is not stored any more, or is damaged; submit it again",
     "reserved_variable": "run.env sets a variable that the agent sets; yard logs names it",
-    "image_missing": "image not found, checked twice and on 2 nodes if possible; yard logs has the "
-    "registry's words",
-    "image_refused": "the registry refuses the image, or its name is not valid; yard logs has the "
-    "registry's words",
+    "image_missing": "the registry has no such image; yard explain has its words",
+    "image_refused": "the registry refuses the image, or its name is not valid; yard explain has "
+    "its words",
     "image_changed": "a node ran another image than it was given; check its agent and engine",
     "decision_too_large": "its allocation exceeds the size of a record; request fewer replicas",
 }

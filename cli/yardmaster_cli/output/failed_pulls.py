@@ -1,0 +1,44 @@
+"""The text about starts that failed because nodes could not have the image of a task."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from yardmaster.control_characters import plain
+from yardmaster_cli.output.formats import LABEL_WIDTH, Row
+from yardmaster_schemas.counts import count_of
+
+#: What ended starts because of the image, by the code of their attempts.
+_CAUSES: Final[Mapping[str, str]] = {
+    "image_missing": "image not found",
+    "image_refused": "the registry refuses the image, or its name is not valid",
+    "image_unreachable": "the registry of the image cannot be reached",
+}
+#: How an agent's line about a replica begins that it could not start.
+_SAID: Final = "never started: Not started: "
+
+
+def failed_pull_lines(
+    attempts: Sequence[Row], output: Callable[[int], Iterable[tuple[int, str]]]
+) -> list[str]:
+    """The lines about the last start, if it failed because of the image; else none.
+
+    Earlier starts in a row that failed alike count too. `output` returns the replica and the text
+    of each last piece of an attempt's output, which has what the agents say.
+    """
+    nodes, words = set[str](), ""
+    newest_first = sorted(attempts, key=lambda one: -int(one["attempt"]))
+    code = str(newest_first[0].get("end")) if newest_first else ""
+    if code not in _CAUSES:
+        return []
+    for attempt in newest_first:
+        if attempt.get("end") != code:
+            break
+        names = {one["replica"]: one["node"] for one in attempt["replicas"]}
+        for replica, text in output(attempt["attempt"]):
+            for line in text.splitlines():
+                if line.startswith(_SAID) and replica in names:
+                    nodes.add(names[replica])
+                    words = words or line.removeprefix(_SAID).removesuffix(".")
+    checked = f" (checked on {count_of(len(nodes), 'node')})" if nodes else ""
+    lines = ["Last start".ljust(LABEL_WIDTH) + _CAUSES[code] + checked]
+    return [*lines, " " * LABEL_WIDTH + plain(words)] if words else lines
