@@ -259,7 +259,7 @@ def test_of_the_jobs_at_one_limit_only_those_are_considered_that_the_freed_amoun
         asked.append(task.id)
         return limit_reached(state, pool, task)
 
-    monkeypatch.setattr("yardmaster_core.scheduling.planner.plan.limit_reached", counted)
+    monkeypatch.setattr("yardmaster_core.scheduling.planner.pool_pass.limit_reached", counted)
     assert started(cell.cycle()) == ["j02x"]
     assert len(set(asked)) == 2, "the one that starts, and the next one"
 
