@@ -50,6 +50,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory, torch_python: str) -> Iterator
     }
     env = {"YARD_AGENT_MOUNTS": json.dumps(mounts), "YARD_AGENT_CONTAINER_NETWORK": "host"}
     with running_dev(folder, nodes=2, slots=1, env=env) as dev:
+        dev.yard("projects", "set", "default", "mounts=torch,checkpoints:rw")
         yield dev
 
 

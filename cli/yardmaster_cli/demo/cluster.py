@@ -336,7 +336,7 @@ class ContainerCluster(DemoCluster):
             yield
 
     def prepare(self) -> None:
-        """Run the image once, so that its pull does not delay a step.
+        """Allow the mount, and run the image once, so that its pull does not delay a step.
 
         Raises:
             CliError: no node can run containers, or none can run the image.
@@ -348,6 +348,7 @@ class ContainerCluster(DemoCluster):
                 hint="start Docker, or run yard demo without --executor; yard doctor says more",
             )
         self.say(f"The gangs will run in containers of {self.image}. Does it have Python?")
+        self.yard("projects", "set", "default", f"mounts={_CHECKPOINTS}:rw")
         options = ["--image", self.image, "--follow", "--timeout", PULL_LIMIT]
         code = self.yard("submit", *options, "--", "python3", "--version")
         if code != Exit.DONE:

@@ -97,7 +97,7 @@ MAX_PREFIXES: Final = 16
 MountGrant = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?(:rw)?$")]
 MountGrants = Annotated[tuple[MountGrant, ...], Field(max_length=MAX_NAMES)]
 #: An image, a folder or a user that an allow-list does not contain.
-ListedName = Annotated[str, Field(pattern=r"^[a-z0-9.:\[\]/_-]+$", max_length=288)]
+ListedName = Annotated[str, Field(pattern=r"^[a-z0-9.:\[\]/_-]+$", max_length=255)]
 Numbers = Annotated[dict[Code, SignedInt], Field(max_length=24)]
 Labels = Annotated[dict[Name, Name], Field(max_length=MAX_NAMES)]
 Names = Annotated[tuple[Name, ...], Field(max_length=MAX_NAMES)]

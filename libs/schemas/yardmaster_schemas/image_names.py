@@ -25,6 +25,8 @@ PREFIX: Final = re.compile(
 )
 #: Names that engines take for the id of an image.
 _ID: Final = re.compile(r"(?:sha256:)?[0-9a-f]{64}")
+#: The longest name of a repository, with its registry, as engines allow it.
+MAX_REPOSITORY: Final = 255
 DOCKER_HUB: Final = "docker.io"
 #: Other names of Docker Hub.
 HUB_ALIASES: Final = frozenset(
@@ -36,7 +38,7 @@ def repository_of(reference: str) -> str:
     """Return the registry and path of an image, for example `docker.io/library/python`.
 
     Raises:
-        ValueError: it is not the name of an image.
+        ValueError: it is not the name of an image, or longer than `MAX_REPOSITORY`.
     """
     if not REFERENCE.fullmatch(reference):
         raise ValueError(f"{reference[:64]!r} is not the name of an image")
@@ -47,6 +49,8 @@ def repository_of(reference: str) -> str:
     host, path = _split(name) if slash else (DOCKER_HUB, name)
     if host == DOCKER_HUB and "/" not in path:
         path = f"library/{path}"
+    if len(f"{host}/{path}") > MAX_REPOSITORY:
+        raise ValueError(f"{reference[:64]!r}... is longer than {MAX_REPOSITORY} characters")
     return f"{host}/{path}"
 
 
@@ -88,7 +92,7 @@ def _split(name: str) -> tuple[str, str]:
 
 #: A repository as `repository_of` returns it.
 ImageRepository = Annotated[
-    str, Field(pattern=r"^[a-z0-9.:\[\]-]+(/[a-z0-9._-]+)+$", max_length=288)
+    str, Field(pattern=r"^[a-z0-9.:\[\]-]+(/[a-z0-9._-]+)+$", max_length=MAX_REPOSITORY)
 ]
 #: An entry of an allow-list of images, as an operator writes it.
 ImagePrefix = Annotated[str, Field(pattern=PREFIX.pattern, max_length=256)]

@@ -110,3 +110,10 @@ def test_the_repository_of_any_image_keeps_its_form_and_allows_the_image(host, p
     assert is_allowed(repository, [repository.partition("/")[0]])
     assert not is_allowed(f"{repository}x", [repository])
     assert re.fullmatch(r"[a-z0-9.:\[\]-]+(/[a-z0-9._-]+)+", repository)
+
+
+def test_a_repository_is_as_long_as_engines_allow() -> None:
+    longest = "a" * (255 - len("docker.io/library/"))
+    assert len(repository_of(f"{longest}:1.4")) == 255
+    with pytest.raises(ValueError, match="is longer than 255 characters"):
+        repository_of(f"{longest}a:1.4")
