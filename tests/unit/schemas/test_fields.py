@@ -69,8 +69,8 @@ STRINGS: dict[str, tuple[list[str], list[str]]] = {
         ["", ":rw", "a:ro", "a:rw:rw", "A", "a/b", "a" * 64],
     ),
     "ListedName": (
-        ["datasets", "docker.io/library/python", "[::1]:5000/a", "a" * 288],
-        ["", "A", "a b", "ä", "a" * 289],
+        ["datasets", "docker.io/library/python", "[::1]:5000/a", "a" * 255],
+        ["", "A", "a b", "ä", "a" * 256],
     ),
     "CheckpointPrefix": (
         ["s3://runs/", "s3://runs/nlp", "file:///data/", "https://x/" + "y" * 246],

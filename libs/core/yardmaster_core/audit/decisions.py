@@ -7,6 +7,7 @@ apply to a move, because a task that is moved keeps other slots; but it must not
 that it was moved for. The runtime of an attempt counts from the start of its last replica.
 """
 
+from itertools import takewhile
 from typing import Any, Final
 
 from yardmaster_core.audit.cluster import Attempt, Cluster, Job, Task
@@ -128,10 +129,12 @@ class Decisions:
     def _end_starts(self, commit: FedRecord) -> None:
         """Check that each attempt that has not started within its bound is stopped (S10)."""
         cluster = self.cluster
-        for task_id, attempt in list(cluster.starting.items()):
+        oldest_ms = cluster.now_ms - MAX_PULL_MS
+        long_ago = takewhile(
+            lambda item: item[1].allocated_ms <= oldest_ms, cluster.starting.items()
+        )
+        for task_id, attempt in list(long_ago):
             waited_ms = cluster.now_ms - attempt.allocated_ms
-            if waited_ms < MAX_PULL_MS:
-                return  # so are all after it
             config = cluster.pools.get(attempt.pool)
             if attempt.stopped or config is None:
                 del cluster.starting[task_id]
