@@ -1,6 +1,7 @@
 """Where an agent finds cgroups, and why it cannot use them; the limits are in tests/contract."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,13 @@ def test_only_the_groups_of_a_replica_are_read_from_its_directory(tmp_path: Path
     own = Path("/sys/fs/cgroup/yard-1-a.0.1.0")
     Group((own, Path("/sys/fs/cgroup/yard-1-b.0.1.0"))).note(directory)
     assert Group.of(directory) == Group((own,))
+
+
+def test_a_copy_of_a_replicas_directory_has_no_group(tmp_path: Path) -> None:
+    original = ReplicaDirectory(tmp_path / "n1" / "a.0.1.0")
+    original.path.mkdir(parents=True)
+    group = Group((Path("/sys/fs/cgroup/yard-1-a.0.1.0"),))
+    group.note(original)
+    shutil.copytree(tmp_path / "n1", tmp_path / "n2")
+    assert Group.of(original) == group
+    assert Group.of(ReplicaDirectory(tmp_path / "n2" / "a.0.1.0")) == Group()

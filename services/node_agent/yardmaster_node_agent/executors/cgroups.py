@@ -56,16 +56,22 @@ class Group:
 
     @classmethod
     def of(cls, directory: ReplicaDirectory) -> Self:
-        """Return the group that is noted in a replica's directory."""
-        noted = (directory.read_json(GROUPS_FILE) or {}).get("folders")
-        folders = [Path(each) for each in noted or () if isinstance(each, str)]
+        """Return the group that is noted in a replica's directory; none if that is a copy.
+
+        The group of a copy is that of the original's replica, which may be running.
+        """
+        noted = directory.read_json(GROUPS_FILE) or {}
+        if noted.get("directory") != str(directory.path):
+            return cls()
+        folders = [Path(each) for each in noted.get("folders") or () if isinstance(each, str)]
         name = directory.path.name
         return cls(tuple(each for each in folders if each.name.endswith(f"-{name}")))
 
     def note(self, directory: ReplicaDirectory) -> None:
         """Write the paths to the replica's directory, before the folders are made."""
         draft = directory.path / f".{GROUPS_FILE}"
-        draft.write_text(json.dumps({"folders": list(map(str, self.folders))}), encoding="utf-8")
+        noted = {"directory": str(directory.path), "folders": list(map(str, self.folders))}
+        draft.write_text(json.dumps(noted), encoding="utf-8")
         draft.rename(directory.path / GROUPS_FILE)
 
     def processes(self) -> list[procfs.Seen]:
