@@ -9,14 +9,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
+from tests.support.containers import CONTAINER_IMAGE, is_there
+from tests.support.half_open import collect_half_open
 from tests.support.packages import write_tree
 from tests.support.up import Up
 from tests.support.yard_cli import until
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.orphans import of_cluster, of_tasks
 from yardmaster_runtime.distribution import CLIENT_PATH, wheel_file
+from yardmaster_runtime.engine_api import OWNER_LABEL
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.kafka, pytest.mark.xdist_group("up")]
 
@@ -33,6 +37,19 @@ def cluster(tmp_path: Path) -> Iterator[Up]:
     finally:
         found.yard("down", code=None)
         found.assert_nothing_left()
+
+
+def running_containers(cluster: Up) -> int:
+    """The number of containers of the agents of a cluster."""
+    client = docker.from_env()
+    try:
+        return sum(
+            len(client.containers.list(filters={"label": f"{OWNER_LABEL}={path.read_text()}"}))
+            for path in (cluster.data / "agents").glob("*/containers.owner")
+        )
+    finally:
+        client.close()
+        collect_half_open()
 
 
 def test_tasks_run_and_down_leaves_nothing_behind(cluster: Up, tmp_path: Path) -> None:
@@ -57,8 +74,15 @@ def test_tasks_run_and_down_leaves_nothing_behind(cluster: Up, tmp_path: Path) -
     job = cluster.yard("submit", "--", "sh", "-c", "trap '' TERM; sleep 300").out.strip()
     cluster.yard("wait", job, "--for", "running", "--timeout", "30s")
     assert of_tasks(cluster.data / "agents") != []
+    contained = is_there(CONTAINER_IMAGE)
+    if contained:
+        command = ("--image", CONTAINER_IMAGE, "--", "sh", "-c", "trap '' TERM; sleep 300")
+        job = cluster.yard("submit", *command).out.strip()
+        cluster.yard("wait", job, "--for", "running", "--timeout", "30s")
+        assert running_containers(cluster) == 1
     cluster.yard("down")
     cluster.assert_nothing_left()
+    assert not contained or running_containers(cluster) == 0
     assert (cluster.data / "kafka").is_dir()
     assert cluster.yard("ls", code=None).code == 106
 

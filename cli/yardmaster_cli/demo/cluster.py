@@ -25,6 +25,8 @@ from yardmaster.local_cluster import read_dev
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.server.remote import Remote
 from yardmaster_cli.session import Session
+from yardmaster_localcluster.errors import EngineSilent
+from yardmaster_localcluster.task_containers import end_containers
 from yardmaster_schemas.api import Phase, Task
 
 #: The longest wait for one event, in seconds; the whole demo usually takes 25.
@@ -332,8 +334,13 @@ class ContainerCluster(DemoCluster):
             "YARD_AGENT_CONTAINER_NETWORK": "host",
             "YARD_AGENT_MOUNTS": json.dumps(mounts),
         }
-        with super().running():
-            yield
+        try:
+            with super().running():
+                yield
+        finally:
+            # Agents keep ended containers for a while.
+            with contextlib.suppress(EngineSilent):
+                end_containers(self.folder / "data" / "nodes")
 
     def prepare(self) -> None:
         """Allow the mount, and run the image once, so that its pull does not delay a step.

@@ -32,6 +32,7 @@ from yardmaster_localcluster.request import (
     requested_ports,
     write_request,
 )
+from yardmaster_localcluster.task_containers import end_containers
 from yardmaster_schemas.counts import count_of
 
 #: The longest start and stop, in seconds; on two cores they usually take 20 and 5.
@@ -150,6 +151,7 @@ class BackgroundCluster:
         Returns: how many processes of tasks were ended; None: no cluster was running.
         Raises:
             StopFailed: processes do not end.
+            EngineSilent: containers of tasks are left.
         """
         pid = self.supervisor()
         tasks = len(of_tasks(self.data.agents))
@@ -164,6 +166,7 @@ class BackgroundCluster:
             raise StopFailed(
                 found=count_of(left, "process", "processes"), hint="they hang in the kernel"
             )
+        end_containers(self.data.agents)
         return None if pid is None else tasks
 
     def _fetch(self) -> None:

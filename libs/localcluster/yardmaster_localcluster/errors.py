@@ -10,7 +10,7 @@ YardmasterError
     ProcessFailed                          a process ended, or did not become ready
       BrokerFailed  RedisFailed  ServiceFailed
     StartFailed  NotHealthy                the cluster did not come up
-    StopFailed                             processes or containers are left
+    StopFailed  EngineSilent               processes or containers are left
     DockerMissing  ComposeFileMissing  ComposeFailed
 ```
 """
@@ -126,6 +126,12 @@ class StopFailed(LocalClusterError):
     """still running after the stop: {found}"""
 
     code = "stop_failed"
+
+
+class EngineSilent(LocalClusterError):
+    """containers of tasks are left: the container engine at {path} does not answer ({found})"""
+
+    code = "engine_silent"
 
 
 class DockerMissing(LocalClusterError):

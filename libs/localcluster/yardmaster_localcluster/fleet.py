@@ -7,16 +7,18 @@ end; tests use this module without restarts.
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from yardmaster_localcluster.broker import KafkaBroker
-from yardmaster_localcluster.errors import ServiceFailed
+from yardmaster_localcluster.errors import EngineSilent, ServiceFailed
 from yardmaster_localcluster.layout import DataLayout, read
 from yardmaster_localcluster.orphans import end_tasks
 from yardmaster_localcluster.plan import MODULES, Plan, PortPlan, Wanted, plan
 from yardmaster_localcluster.process import Launch, Running, ServiceProcess, launch
 from yardmaster_localcluster.redis_server import RedisServer
+from yardmaster_localcluster.task_containers import end_containers
 from yardmaster_schemas.access import ADMIN, agent_user
 
 #: The longest time that the setup waits for the broker, and the longest time until a process is
@@ -217,14 +219,14 @@ class Fleet:
                 each.wait()
             for each in those:
                 if each.plan.node is not None:
-                    end_tasks(self.data.agents / each.plan.node)
+                    _end_tasks(self.data.agents / each.plan.node)
                 del self.services[each.plan.name]
 
     def stop(self) -> None:
         """Stop all processes in order."""
         self._end_setup()
         self.stop_services(list(self.services))
-        end_tasks(self.data.agents)
+        _end_tasks(self.data.agents)
         self.broker.stop()
         self.redis.stop()
 
@@ -233,7 +235,7 @@ class Fleet:
         self._end_setup()
         for member in self.members.values():
             member.kill()
-        end_tasks(self.data.agents)
+        _end_tasks(self.data.agents)
 
     def _make_credentials(self, wanted: Wanted) -> None:
         self.data.make(wanted.cells, [node for *_, node in wanted.nodes()])
@@ -242,3 +244,10 @@ class Fleet:
         if self._setup is not None:
             self._setup.kill()
             self._setup.wait()
+
+
+def _end_tasks(agents: Path) -> None:
+    """Kill the processes and containers of tasks, as in a power failure."""
+    end_tasks(agents)
+    with suppress(EngineSilent):  # `yard down` tries it too, and says so
+        end_containers(agents)

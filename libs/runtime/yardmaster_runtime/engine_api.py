@@ -9,6 +9,8 @@ Version = tuple[int, int]
 #: `/events` chooses its format by the request's header.
 OLDEST_API: Final[Version] = (1, 41)
 NEWEST_API: Final[Version] = (1, 51)
+#: The label of the agents' containers; its value is that of `containers.owner` in their data.
+OWNER_LABEL: Final = "dev.yardmaster.owner"
 
 
 class NoCommonVersion(ValueError):

@@ -48,6 +48,7 @@ from yardmaster_node_agent.executors.port import (
 from yardmaster_node_agent.executors.registries import RegistryAuths
 from yardmaster_node_agent.executors.spool import Spool
 from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.engine_api import OWNER_LABEL
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import PullPolicy, Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity, RunKind
@@ -57,7 +58,6 @@ T = TypeVar("T")
 #: Where a replica finds its directory.
 INSIDE: Final = "/yard"
 #: The label with the id of the agent's data directory.
-OWNER_LABEL: Final = "dev.yardmaster.owner"
 KEY_LABEL: Final = "dev.yardmaster.key"
 OWNER_BYTES: Final = 6
 #: Shared memory of a container without a memory limit; with one, the half of it, and at most this.
