@@ -88,6 +88,7 @@ class SteppedApp:
         if self.cell is None:
             self.cell = await GatewayCell(
                 packages="memory://fuzz",
+                artifacts="memory://fuzz-artifacts",
                 rate_burst=10**9,
                 stream_s=0.01,
                 view_wait_s=0.01,

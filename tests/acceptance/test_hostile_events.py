@@ -362,9 +362,10 @@ async def all_refused(run: Run, hostile: Hostile) -> Counter[RefusalCode]:
     assert len(named) >= EVENTS - hostile.kinds["joins"]
     codes = Counter(named.values())
     # No node is enrolled here (tests/unit/gateway/test_enrollment.py), and no project says where
-    # checkpoints are (tests/unit/core/scheduling/planner/test_refusals.py).
+    # checkpoints are (tests/unit/core/scheduling/planner/test_refusals.py). No start takes hours
+    # (test_lifecycle.py, in the same folder).
     closed = {RefusalCode.NOT_ENROLLED, RefusalCode.BEYOND_ENROLLMENT}
-    closed |= {RefusalCode.CHECKPOINT_NOT_ALLOWED}
+    closed |= {RefusalCode.CHECKPOINT_NOT_ALLOWED, RefusalCode.PULL_TOO_LONG}
     assert set(codes) >= set(RefusalCode) - closed - {RefusalCode.UNKNOWN_NODE}, codes
     return codes
 

@@ -169,7 +169,7 @@ class AgentCell(MemoryCell):
         fence_s: int | None = None,
         tasks: int = 1,
         project: str = "nlp",
-        memory_mib: int = 10,
+        memory_mib: int = 256,
         image: str | None = None,
         **details: Any,
     ) -> str:

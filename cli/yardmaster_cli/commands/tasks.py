@@ -16,6 +16,7 @@ from yardmaster_cli.listing.rows import GroupedTasks
 from yardmaster_cli.output.columns import GROUPS, TASKS, ended, of_job, without_one_pool
 from yardmaster_cli.output.describe import job_lines, task_lines
 from yardmaster_cli.output.exits import signal_words
+from yardmaster_cli.output.failed_pulls import last_pull_failed
 from yardmaster_cli.output.formats import Column, Output, Row
 from yardmaster_cli.server.remote import Ref, Refused, Remote, rows
 from yardmaster_cli.session import Session, command
@@ -107,7 +108,7 @@ def _show_spec(remote: Remote, out: Output, job: Row) -> None:
 
 def _failed_pull(remote: Remote, task: Row, runs: Sequence[Row]) -> list[str]:
     """The lines about the last start of a task that has not run since."""
-    if task["phase"] not in ("pending", "failed"):
+    if task["phase"] not in ("pending", "failed") or not last_pull_failed(runs):
         return []
     # Imported here, as for `_last_output`.
     from yardmaster_cli.commands.logs import failed_pull

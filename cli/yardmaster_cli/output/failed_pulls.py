@@ -17,6 +17,11 @@ _CAUSES: Final[Mapping[str, str]] = {
 _SAID: Final = "never started: Not started: "
 
 
+def last_pull_failed(attempts: Iterable[Row]) -> bool:
+    """Whether the last start failed because of the image."""
+    return str(max(attempts, key=_number, default={}).get("end")) in _CAUSES
+
+
 def failed_pull_lines(
     attempts: Sequence[Row], output: Callable[[int], Iterable[tuple[int, str]]]
 ) -> list[str]:
@@ -26,10 +31,10 @@ def failed_pull_lines(
     of each last piece of an attempt's output, which has what the agents say.
     """
     nodes, words = set[str](), ""
-    newest_first = sorted(attempts, key=lambda one: -int(one["attempt"]))
-    code = str(newest_first[0].get("end")) if newest_first else ""
-    if code not in _CAUSES:
+    if not last_pull_failed(attempts):
         return []
+    newest_first = sorted(attempts, key=_number, reverse=True)
+    code = str(newest_first[0]["end"])
     for attempt in newest_first:
         if attempt.get("end") != code:
             break
@@ -42,3 +47,7 @@ def failed_pull_lines(
     checked = f" (checked on {count_of(len(nodes), 'node')})" if nodes else ""
     lines = ["Last start".ljust(LABEL_WIDTH) + _CAUSES[code] + checked]
     return [*lines, " " * LABEL_WIDTH + plain(words)] if words else lines
+
+
+def _number(attempt: Row) -> int:
+    return int(attempt["attempt"])

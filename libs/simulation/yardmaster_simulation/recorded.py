@@ -130,7 +130,9 @@ class Recording:
         )
         if not runs_ms:
             return None
-        spec_fields = {each.name: getattr(event.spec, each.name) for each in fields(SubmittedSpec)}
+        # Simulated nodes run no containers, so images and mounts are left out.
+        names = {each.name for each in fields(SubmittedSpec)} - {"image", "mounts"}
+        spec_fields = {name: getattr(event.spec, name) for name in names}
         return SimJob(
             submit_ms=event.submitted_at_ms,
             project=event.project,
