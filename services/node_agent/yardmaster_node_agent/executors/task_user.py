@@ -137,6 +137,8 @@ def claim(users: TaskUsers) -> None:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             found = "another agent of this machine has some of them, so their tasks would mix"
             raise TaskUsersUnusable(users=text, found=found) from None
+        if error.errno == errno.EROFS:
+            return  # a container, whose file system and processes no other agent shares
         raise TaskUsersUnusable(users=text, found=f"{LOCK_FILE}: {error.strerror}") from None
 
 
