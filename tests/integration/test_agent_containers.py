@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,23 @@ async def test_a_job_with_an_image_runs_in_a_container(cell: AgentCell) -> None:
     assert (started.run.kind, len(started.run.id)) == (RunKind.CONTAINER, 64)
     assert await cell.output(task) == "out\n/\n"
     assert await cell.output(task, stream="stderr") == "err\n"
+
+
+async def test_an_agent_of_a_copied_data_directory_leaves_the_containers_of_the_original(
+    cell: AgentCell, tmp_path: Path
+) -> None:
+    async with cell.agent():
+        task = await cell.allocate(
+            in_image("trap 'exit 7' TERM; echo up; while :; do sleep 0.1; done")
+        )
+        await cell.until_output(task, "up\n")
+        copy = AgentCell(tmp_path / "n2")
+        copy.configure(executor="auto")
+        shutil.copytree(cell.data_dir, copy.data_dir, ignore=shutil.ignore_patterns("bell"))
+        assert await copy.ports().executor.sweep() == 0
+        await cell.stop(task)
+        assert (await cell.exit_of(task)).exit_code == 7
+        await ended(cell, task)
 
 
 async def test_a_container_gets_the_folders_of_the_list_and_its_shared_memory(

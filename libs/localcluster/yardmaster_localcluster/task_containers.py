@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 
 from yardmaster_localcluster.errors import EngineSilent
-from yardmaster_runtime.engine_api import OWNER_LABEL, agreed_version, text_of
+from yardmaster_runtime.engine_api import FOLDER_LABEL, OWNER_LABEL, agreed_version, text_of
 
 #: The default of the setting `engine_socket` of agents.
 SOCKET: Final = "/var/run/docker.sock"
@@ -28,8 +28,8 @@ def end_containers(agents: Path) -> int:
     Raises:
         EngineSilent: there are containers, and the engine does not answer.
     """
-    owners = list(_owners(agents))
-    if not owners:
+    labels = list(_labels(agents))
+    if not labels:
         return 0
     path = os.environ.get("YARD_AGENT_ENGINE_SOCKET", SOCKET)
     transport = httpx.HTTPTransport(uds=path)
@@ -38,19 +38,18 @@ def end_containers(agents: Path) -> int:
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(path)
         with httpx.Client(transport=transport, base_url="http://engine", timeout=ANSWER_S) as http:
-            return _end(http, owners)
+            return _end(http, labels)
     except (OSError, httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise EngineSilent(
             path=path, found=error, hint="when it answers, run yard down again"
         ) from error
 
 
-def _end(http: httpx.Client, owners: list[str]) -> int:
+def _end(http: httpx.Client, agents: list[list[str]]) -> int:
     version = text_of(agreed_version(http.get("/version").json()))
     removed = 0
-    for owner in owners:
-        filters = json.dumps({"label": [f"{OWNER_LABEL}={owner}"]})
-        query = {"all": "true", "filters": filters}
+    for labels in agents:
+        query = {"all": "true", "filters": json.dumps({"label": labels})}
         found: list[dict[str, Any]] = _checked(
             http.get(f"/v{version}/containers/json", params=query)
         )
@@ -68,9 +67,10 @@ def _checked(answer: httpx.Response) -> Any:
     return answer.json()
 
 
-def _owners(agents: Path) -> Iterator[str]:
-    """Yield the labels of the agents that have containers."""
+def _labels(agents: Path) -> Iterator[list[str]]:
+    """Yield the labels of the containers of each agent that has some."""
     for path in sorted([*agents.glob("containers.owner"), *agents.glob("*/containers.owner")]):
         containers = path.with_name("containers")
         if containers.is_dir() and any(containers.iterdir()):
-            yield path.read_text(encoding="ascii")
+            owner = path.read_text(encoding="ascii")
+            yield [f"{OWNER_LABEL}={owner}", f"{FOLDER_LABEL}={containers}"]

@@ -11,6 +11,8 @@ OLDEST_API: Final[Version] = (1, 41)
 NEWEST_API: Final[Version] = (1, 51)
 #: The label of the agents' containers; its value is that of `containers.owner` in their data.
 OWNER_LABEL: Final = "dev.yardmaster.owner"
+#: The label with the folder of the containers in that data, which a copy of the data does not have.
+FOLDER_LABEL: Final = "dev.yardmaster.folder"
 
 
 class NoCommonVersion(ValueError):

@@ -48,7 +48,7 @@ from yardmaster_node_agent.executors.port import (
 from yardmaster_node_agent.executors.registries import RegistryAuths
 from yardmaster_node_agent.executors.spool import Spool
 from yardmaster_runtime.clock import Clock
-from yardmaster_runtime.engine_api import OWNER_LABEL
+from yardmaster_runtime.engine_api import FOLDER_LABEL, OWNER_LABEL
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import PullPolicy, Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity, RunKind
@@ -367,13 +367,16 @@ class DockerExecutor:
         return await self._execution(key, found["Id"])
 
     async def sweep(self) -> int:
-        """Remove all containers of this agent's data directory, then the directories."""
+        """Remove all containers of this agent's data directory, then the directories.
+
+        A copy of the directory leaves the containers of the original.
+        """
         paths = sorted(self._root.iterdir()) if self._root.is_dir() else []
         if not paths:
             return 0  # a container's directory is removed last
-        label = f"{OWNER_LABEL}={self._owner()}"
+        labels = [f"{OWNER_LABEL}={self._owner()}", f"{FOLDER_LABEL}={self._root}"]
         try:
-            ids = await self._patience.answer(lambda: self._engine.labelled(label))
+            ids = await self._patience.answer(lambda: self._engine.labelled(*labels))
             running = 0
             for each in ids:
                 inspect = partial(self._engine.inspect, each)
@@ -475,7 +478,11 @@ class DockerExecutor:
         container: dict[str, Any] = {
             "Image": image,
             "Env": [f"{name}={value}" for name, value in env.items()],
-            "Labels": {OWNER_LABEL: self._owner(), KEY_LABEL: str(launch.key)},
+            "Labels": {
+                OWNER_LABEL: self._owner(),
+                FOLDER_LABEL: str(self._root),
+                KEY_LABEL: str(launch.key),
+            },
             "HostConfig": {
                 "Init": True,
                 "RestartPolicy": {"Name": "no"},

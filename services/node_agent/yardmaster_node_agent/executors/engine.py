@@ -212,9 +212,9 @@ class Engine:
             raise EngineAway(_message(body))
         return [json.loads(line) for line in body.splitlines() if line.strip()]
 
-    async def labelled(self, label: str) -> list[str]:
-        """Return the ids of all containers with a label `name=value`, also of ended ones."""
-        query = {"all": "true", "filters": json.dumps({"label": [label]})}
+    async def labelled(self, *labels: str) -> list[str]:
+        """Return the ids of all containers with labels `name=value`, also of ended ones."""
+        query = {"all": "true", "filters": json.dumps({"label": labels})}
         found = await self._ask("GET", "/containers/json", query)
         return [str(each["Id"]) for each in found or ()]
 
