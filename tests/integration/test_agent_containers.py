@@ -237,7 +237,8 @@ async def test_a_task_that_exceeds_its_memory_ends_out_of_memory(
 ) -> None:
     fill = "python3 -c 'x = bytearray(200 * 2**20)'"
     async with cell.agent():
-        task = await cell.allocate(in_image(f"{fill}; exit $?" if child else f"exec {fill}"))
+        run = in_image(f"{fill}; exit $?" if child else f"exec {fill}")
+        task = await cell.allocate(run, memory_mib=50)
         exited = await cell.exit_of(task)
         await ended(cell, task)
     assert (exited.out_of_memory, exited.signal) == (True, 9)
