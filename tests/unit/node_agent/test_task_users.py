@@ -108,7 +108,16 @@ def test_named_users_that_cannot_reach_their_files_are_an_error(folder: Path) ->
         choose("3000000-3009999", closed)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="needs a user without rights")
+@pytest.fixture
+def without_root() -> Iterator[None]:
+    own = os.geteuid()
+    if own == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(own)
+
+
+@pytest.mark.usefixtures("without_root")
 def test_without_root_named_users_are_an_error(folder: Path) -> None:
     with pytest.raises(TaskUsersUnusable, match="not root"):
         choose("3000000-3009999", folder)
