@@ -4,17 +4,17 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import coroutine
 from typing import Any
 
 import pytest
 
-from tests.support.containers import CONTAINER_IMAGE, is_there
+from tests.support.containers import CONTAINER_IMAGE, ENGINE_SOCKET, is_there
 from tests.support.half_open import collect_half_open
+from tests.support.kills import LEAVES_SOCKETS, killed_at
 from tests.support.task_users import SIZE, users_of_test
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
@@ -42,8 +42,6 @@ exit "$SIM_EXIT"
 """
 KEY = ReplicaKey("4kq7w2mz9c1f.0", 1, 0)
 OTHER = ReplicaKey("4kq7w2mz9c1f.1", 1, 0)
-#: A connection that is given up while it is opened is left to the collector.
-LEAVES_SOCKETS = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 #: Hosts whose replicas have users of their own.
 AS_USERS = ("processes of users", "containers of users")
 #: More suspensions than any call of an executor has.
@@ -173,7 +171,12 @@ def limiting_cgroups(root: Path) -> Cgroups:
 
 def of_settings(name: ExecutorName, data_dir: Path) -> Executor:
     settings = Settings(
-        node="n1", data_dir=data_dir, executor=name, task_users="same", cgroups="off"
+        node="n1",
+        data_dir=data_dir,
+        executor=name,
+        engine_socket=ENGINE_SOCKET,
+        task_users="same",
+        cgroups="off",
     )
     telemetry = Telemetry("node_agent", now_ms=lambda: 0, level="warning")
     return EXECUTORS[settings.executor](settings, SystemClock(), telemetry).executor
@@ -414,23 +417,6 @@ async def test_a_forgotten_replica_leaves_nothing_to_sweep(host: Host, executor:
 
 
 # --- an agent that is killed while it waits ---------------------------------------------------
-
-
-@coroutine
-def killed_at(call: Coroutine[Any, Any, Any], number: int) -> Generator[Any, Any, bool]:
-    """Run a call until it waits for the `number`-th time, then abandon it as a kill of the agent
-    does; return whether it ended before.
-    """
-    waits = 0
-    try:
-        while True:
-            killed_now = waits == number + 1
-            waits += 1
-            yield call.throw(asyncio.CancelledError()) if killed_now else call.send(None)
-    except StopIteration:
-        return waits <= number + 1
-    except asyncio.CancelledError:
-        return False
 
 
 @LEAVES_SOCKETS

@@ -12,7 +12,7 @@ import docker
 import pytest
 from docker.models.containers import Container
 
-from tests.support.containers import CONTAINER_IMAGE, is_there
+from tests.support.containers import CONTAINER_IMAGE, ENGINE_SOCKET, is_there
 from tests.support.engine_proxy import refusing
 from tests.support.half_open import collect_half_open
 from tests.support.node_agent import AgentCell, sh
@@ -35,7 +35,7 @@ from yardmaster_schemas.events.node_events import (
 from yardmaster_schemas.reasons import StartFailure
 
 pytestmark = pytest.mark.timeout(120)
-ENGINE = Path("/var/run/docker.sock")
+ENGINE = ENGINE_SOCKET
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def cell(tmp_path: Path) -> AsyncIterator[AgentCell]:
     if not is_there(CONTAINER_IMAGE):
         pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
     cell = await AgentCell(tmp_path / "n1").open()
-    cell.configure(executor="auto")
+    cell.configure(executor="auto", engine_socket=ENGINE)
     yield cell
     await cell.ports().executor.sweep()
     await cell.assert_honest()
@@ -302,6 +302,20 @@ async def test_containers_of_others_are_left_alone(
         assert foreign.status == "created"
     finally:
         foreign.remove(force=True)
+
+
+async def test_a_container_that_was_created_for_a_killed_agent_is_removed(cell: AgentCell) -> None:
+    """The engine had not created it when the next agent looked for it, and removed its folder."""
+    first, second = (ReplicaKey(f"4kq7w2mz9c1f.{index}", 1, 0) for index in (0, 1))
+    await cell.ports().executor.prepare(Launch(first, in_image("true"), {}))
+    folder = cell.data_dir / "containers" / str(first)
+    folder.rename(tmp := cell.data_dir / "draft")
+    later = cell.ports().executor
+    await later.prepare(Launch(second, in_image("true"), {}))
+    tmp.rename(folder)
+    assert (await later.find(first)).phase is Phase.ABSENT
+    assert (await later.find(second)).phase is Phase.PREPARED
+    assert (await cell.ports().executor.find(second)).phase is Phase.PREPARED
 
 
 async def test_an_engine_that_is_away_ends_no_task(

@@ -31,6 +31,10 @@ KAFKA_IMAGE: Final = os.environ.get("YARD_UP_KAFKA_IMAGE", f"apache/kafka:{KAFKA
 REDIS_IMAGE: Final = os.environ.get("YARD_UP_REDIS_IMAGE", "redis:8")
 #: An image with `sh`, for tests of the executor of containers.
 CONTAINER_IMAGE: Final = os.environ.get("YARD_UP_BASE", "yardmaster-base:ci")
+#: The socket of the engine that the tests use, as for the command `docker`.
+ENGINE_SOCKET: Final = Path(
+    os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or "/var/run/docker.sock"
+)
 START_LIMIT_S: Final = 120
 IN_CI: Final = os.environ.get("CI") == "true"
 

@@ -55,7 +55,10 @@ class OwnEngine:
             time.sleep(0.05)
 
     def make_image(self) -> None:
-        """Make an image of the machine's shell and the few programs that the tests use."""
+        """Make an image of the machine's shell and the few programs that the tests use.
+
+        Each of its containers has a volume.
+        """
         draft, files = io.BytesIO(), {}
         for program in PROGRAMS:
             path = shutil.which(program)
@@ -72,9 +75,25 @@ class OwnEngine:
             for inside, path in files.items():
                 image.add(os.path.realpath(path), inside)
         made = draft.getvalue()
-        subprocess.run(
-            self._docker("import", "-", IMAGE), input=made, capture_output=True, check=True
-        )
+        words = self._docker("import", "--change", "VOLUME /volume", "-", IMAGE)
+        subprocess.run(words, input=made, capture_output=True, check=True)
+
+    def holds(self) -> dict[str, set[str]]:
+        """Return the ids of all that the engine has, except images, and its mounts."""
+        lists = {
+            "containers": ("ps", "--all", "--quiet"),
+            "networks": ("network", "ls", "--quiet"),
+            "volumes": ("volume", "ls", "--quiet"),
+        }
+        found = {}
+        for name, words in lists.items():
+            listed = subprocess.run(self._docker(*words), capture_output=True, check=True)
+            found[name] = set(listed.stdout.decode().split())
+        mounts = (line.split()[1] for line in Path("/proc/mounts").read_text().splitlines())
+        found["mounts"] = {each for each in mounts if each.startswith(f"{self.folder}/")}
+        folders = self.folder / "data" / "vfs" / "dir"
+        found["file systems"] = {each.name for each in folders.iterdir()}
+        return found
 
     def kill(self) -> None:
         """Kill the engine; its containers continue."""

@@ -1,4 +1,4 @@
-"""The version of the API that the agent and a container engine agree on, on a fake engine."""
+"""Versions of the API and errors of a container engine, on a fake one."""
 
 import asyncio
 import json
@@ -36,6 +36,9 @@ class FakeEngine:
             return 200, json.dumps(said).encode() if self.body is None else self.body
         if not self.knows(path.split("/")[1]):
             return 400, b'{"message": "client version is too old"}'
+        if "/logs" in path:
+            error = b"Error grabbing logs: unexpected EOF"
+            return 200, b"\x03\0\0\0" + len(error).to_bytes(4, "big") + error
         if "/images/create" in path:
             return 200, b'{"errorDetail": {"message": "no such image"}}'
         return 200, b'{"ID": "an engine"}'
@@ -125,3 +128,9 @@ async def test_an_error_of_a_pull_is_read_from_the_field_that_stays(fake: FakeEn
     with pytest.raises(EngineRefused, match="no such image"):
         async for _ in Engine(fake.socket).pull("train:1"):
             pass
+
+
+async def test_an_error_of_the_engine_in_the_output_is_no_output(fake: FakeEngine) -> None:
+    output = Engine(fake.socket).output("c1", "stdout", "0", follow=False)
+    with pytest.raises(EngineAway, match="unexpected EOF"):
+        await anext(output)

@@ -249,6 +249,7 @@ class DockerExecutor:
         )
         self._host = ""
         self._known_owner = ""
+        self._looked_for_orphans = False
 
     async def capabilities(self) -> Capabilities:
         """Return that it runs containers, if its engine answers."""
@@ -290,6 +291,7 @@ class DockerExecutor:
             image = launch.image or await self._engine.image(str(launch.run.image))
             if image is None:
                 raise EngineRefused(f"the engine has no image {launch.run.image}")
+            await self._remove_orphans()
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not directory.exists:
                 directory.create(launch.run.script, launch.user)
@@ -374,9 +376,8 @@ class DockerExecutor:
         paths = sorted(self._root.iterdir()) if self._root.is_dir() else []
         if not paths:
             return 0  # a container's directory is removed last
-        labels = [f"{OWNER_LABEL}={self._owner()}", f"{FOLDER_LABEL}={self._root}"]
         try:
-            ids = await self._patience.answer(lambda: self._engine.labelled(*labels))
+            ids = await self._patience.answer(lambda: self._engine.labelled(*self._labels()))
             running = 0
             for each in ids:
                 inspect = partial(self._engine.inspect, each)
@@ -416,6 +417,28 @@ class DockerExecutor:
         except MountRefused as error:
             return str(error)
         return None
+
+    def _labels(self) -> list[str]:
+        """Return the labels of all containers of this agent's data directory."""
+        return [f"{OWNER_LABEL}={self._owner()}", f"{FOLDER_LABEL}={self._root}"]
+
+    async def _remove_orphans(self) -> None:
+        """Remove containers without a directory that never started, once per agent process.
+
+        An engine may still create a container for an agent that was killed, after the next agent
+        has found none and has removed the directory.
+
+        Raises: EngineRefused.
+        """
+        if self._looked_for_orphans:
+            return
+        for each in await self._engine.labelled(*self._labels(), status="created"):
+            found = await self._engine.inspect(each)
+            if found is None:
+                continue
+            if not (self._root / found["Config"]["Labels"][KEY_LABEL]).exists():
+                await self._engine.remove(each)
+        self._looked_for_orphans = True
 
     async def _own(self, key: ReplicaKey) -> None:
         """Check that a container of the replica's name is this agent's.

@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,6 +33,8 @@ PROBE_S: Final = 5.0
 _NO_IDLE: Final = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 #: The head of a frame of output: the stream, three zeros, the length.
 _HEAD: Final = struct.Struct(">BxxxL")
+#: The stream of a frame that is an error of the engine, and no output.
+_ERROR: Final = 3
 #: Names that may be the beginning of an id.
 _HEX: Final = re.compile(r"(?:sha256:)?[0-9a-f]+")
 #: The most bytes of an engine's error message that are kept.
@@ -212,9 +214,15 @@ class Engine:
             raise EngineAway(_message(body))
         return [json.loads(line) for line in body.splitlines() if line.strip()]
 
-    async def labelled(self, *labels: str) -> list[str]:
-        """Return the ids of all containers with labels `name=value`, also of ended ones."""
-        query = {"all": "true", "filters": json.dumps({"label": labels})}
+    async def labelled(self, *labels: str, status: str | None = None) -> list[str]:
+        """Return the ids of all containers with labels `name=value`, also of ended ones.
+
+        `status`: only those of this status.
+        """
+        filters: dict[str, Sequence[str]] = {"label": labels}
+        if status is not None:
+            filters["status"] = [status]
+        query = {"all": "true", "filters": json.dumps(filters)}
         found = await self._ask("GET", "/containers/json", query)
         return [str(each["Id"]) for each in found or ()]
 
@@ -319,14 +327,19 @@ class Engine:
 
 
 def _frames(data: bytes) -> tuple[list[bytes], bytes]:
-    """Split the whole frames off; return them and the rest."""
+    """Split the whole frames off; return them and the rest.
+
+    Raises: EngineAway: the engine could not read more of its log.
+    """
     frames: list[bytes] = []
     at = 0
     while len(data) - at >= _HEAD.size:
-        _, size = _HEAD.unpack_from(data, at)
+        kind, size = _HEAD.unpack_from(data, at)
         if len(data) - at - _HEAD.size < size:
             break
         at += _HEAD.size
+        if kind == _ERROR:
+            raise EngineAway(data[at : at + size].decode(errors="replace").strip())
         frames.append(data[at : at + size])
         at += size
     return frames, data[at:]
