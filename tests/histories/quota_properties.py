@@ -624,15 +624,12 @@ def check_taken(
         ask = ask[0], 0, 0
     rounded = pool.least_milli(task.job.shape) - sum_of(decision.placements)[0]
     counted = (rounded, 0, 0)
-    gone = NONE
-    if isinstance(decision, dec.SlotsReservedV1) and decision.victims:
-        # It starts once those of its project that are preempted for it are gone.
-        gone = gone_at_limit(state, pool, task)
+    # With reserved slots it starts once those that stop in time are gone.
+    is_reserved = isinstance(decision, dec.SlotsReservedV1)
     for queue in queues.path(task.job.project):
         held, limit, deserved = queues.held[queue], queues.limit(queue), queues.deserved(queue)
-        used, non_preemptible = plus(held.used, counted), plus(held.non_preemptible, counted)
-        if gone != NONE:
-            used = plus(held.kept, counted)
+        used = plus(held.kept if is_reserved else held.used, counted)
+        non_preemptible = plus(held.non_preemptible, counted)
         assert not exceeds(used, limit, of=ask), (
             f"{task.id} takes {queue.name} to {used}, its limit is {limit}"
         )
@@ -643,17 +640,6 @@ def check_taken(
     if not task.job.spec.preemptible:
         too_many = queues.has_too_many_non_preemptible(task.job.project, counted, of=ask)
         assert not too_many, f"{task.id} takes its project past what it deserves in all pools"
-
-
-def gone_at_limit(state: ClusterState, pool: Pool, task: Task) -> Amounts:
-    """Return what tasks hold that are preempted for a task of their project at a limit."""
-    gone = NONE
-    for victim in state.tasks.values():
-        run = victim.run
-        stop = run.stop if run is not None else None
-        if isinstance(stop, PolicyStop) and (stop.rule, stop.for_task) == (AT_LIMIT, task.id):
-            gone = plus(gone, lost_with(pool, victim))
-    return gone
 
 
 def needed_at_limit(state: ClusterState, pool: Pool, task: Task, victim: Task) -> bool:

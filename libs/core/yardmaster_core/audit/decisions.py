@@ -76,7 +76,6 @@ class Decisions:
                 self.reservations.dropped(fed, body)
             case PreemptionRequestedV1() as body:
                 self._preempted(fed, body)
-                self.limits.preempted(body)
                 self._stopped(fed, body)
             case StopRequestedV1() as body:
                 self._stopped(fed, body)

@@ -14,9 +14,8 @@ checked when the slots were reserved, and a move is not checked, so a quota that
 stops no task. The limits that hold under every policy are checked again at each start: the
 scheduler drops the reservation of a task that exceeds one.
 
-If tasks of its project are preempted for a task because of a limit, stopping tasks that are not
-overdue do not count when slots are reserved for it. It starts once they are gone: all bounds are
-checked at its start.
+Under `quota` slots may also be reserved for a task that a limit lets start only once stopping tasks
+are gone: those that are not overdue do not count then. All bounds are checked at its start.
 """
 
 from collections.abc import Iterator
@@ -26,17 +25,11 @@ from yardmaster_core.audit.cluster import Attempt, Cluster, Job
 from yardmaster_core.audit.findings import FedRecord
 from yardmaster_core.audit.quotas import Amounts, amounts_of
 from yardmaster_schemas.events.admissions import Level
-from yardmaster_schemas.events.decisions import (
-    PreemptionRequestedV1,
-    SlotsAllocatedV1,
-    SlotsReservedV1,
-)
+from yardmaster_schemas.events.decisions import SlotsAllocatedV1, SlotsReservedV1
 from yardmaster_schemas.events.requests import Layout
 
 #: The policy with quotas.
 QUOTA_POLICY: Final = "quota"
-#: The rule of its stops for a task of the same project that a limit keeps from starting.
-AT_LIMIT: Final = "at_limit"
 #: What the messages call each resource.
 RESOURCES: Final = ("", " of CPUs (milli)", " of memory (MiB)")
 
@@ -50,9 +43,8 @@ class Limits:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.report = cluster.report
-        #: Tasks for which others of their project are preempted at a limit, until slots are
-        #: reserved; then by task the attempt that starts on these, and the revision of the quotas.
-        self._at_limit: set[str] = set()
+        #: By task whose reservation exceeds a bound until other tasks are gone, the attempt that
+        #: starts on these slots, and the revision of the quotas.
         self._waiting: dict[str, tuple[int, int]] = {}
 
     def reserved(self, fed: FedRecord, body: SlotsReservedV1) -> None:
@@ -61,28 +53,30 @@ class Limits:
         if job is None or self.cluster.task(body.task_id).attempt is not None:
             return  # an unknown job is reported at its start; a move is not checked
         label = f"{body.task_id} attempt {body.attempt} gets reserved slots"
-        leaving: list[Attempt] = []
-        if body.task_id in self._at_limit:
-            self._at_limit.discard(body.task_id)
-            leaving = [
-                attempt
-                for task in self.cluster.tasks.values()
-                if (attempt := task.attempt) is not None
-                and (attempt.stopped, attempt.pool) == (True, body.pool)
-                and not (attempt.moved or attempt.overdue)
-            ]
-            self._waiting[body.task_id] = body.attempt, self.cluster.quotas.revision
-        for attempt in leaving:
-            self.cluster.count_open(attempt, sign=-1)
         bounds = [*self._bounds_of(body, job), *self._under_quota(body, job)]
+        if _first_exceeded(bounds) is not None and self._has_quotas(body.pool):
+            self._waiting[body.task_id] = body.attempt, self.cluster.quotas.revision
+            leaving = self._leaving(body.pool)
+            for attempt in leaving:
+                self.cluster.count_open(attempt, sign=-1)
+            bounds = [*self._bounds_of(body, job), *self._under_quota(body, job)]
+            for attempt in leaving:
+                self.cluster.count_open(attempt, sign=1)
         self._check(fed, label, bounds)
-        for attempt in leaving:
-            self.cluster.count_open(attempt, sign=1)
 
-    def preempted(self, body: PreemptionRequestedV1) -> None:
-        """Note a task for which tasks of its project are preempted at a limit."""
-        if body.stop.rule == AT_LIMIT and body.stop.for_task is not None:
-            self._at_limit.add(body.stop.for_task)
+    def _leaving(self, pool: str) -> list[Attempt]:
+        """Return the attempts in a pool that stop, and are neither moved nor overdue."""
+        return [
+            attempt
+            for task in self.cluster.tasks.values()
+            if (attempt := task.attempt) is not None
+            and (attempt.stopped, attempt.pool) == (True, pool)
+            and not (attempt.moved or attempt.overdue)
+        ]
+
+    def _has_quotas(self, pool: str) -> bool:
+        config = self.cluster.pools.get(pool)
+        return config is not None and config.policy.name == QUOTA_POLICY
 
     def allocated(self, fed: FedRecord, body: SlotsAllocatedV1, job: Job) -> None:
         """Check a start, before `cluster` has the attempt."""
@@ -107,13 +101,12 @@ class Limits:
 
     def _check(self, fed: FedRecord, label: str, bounds: list[Bound]) -> bool:
         """Add a finding for the first exceeded bound; return whether there is none."""
-        for what, bound, used, requested in bounds:
-            if requested and bound is not None and used + requested > bound:
-                self.report.add(
-                    "S6", fed, f"{label}: {what} {bound}, used {used}, requested {requested}"
-                )
-                return False
-        return True
+        exceeded = _first_exceeded(bounds)
+        if exceeded is None:
+            return True
+        what, bound, used, requested = exceeded
+        self.report.add("S6", fed, f"{label}: {what} {bound}, used {used}, requested {requested}")
+        return False
 
     def _bounds_of(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> list[Bound]:
         """Return the bounds under every policy: of the job, its project and its queues."""
@@ -135,9 +128,8 @@ class Limits:
 
     def _under_quota(self, body: SlotsReservedV1 | SlotsAllocatedV1, job: Job) -> Iterator[Bound]:
         """Yield the bounds that only the policy `quota` adds; none under another policy."""
-        cluster, quotas, pool = self.cluster, self.cluster.quotas, body.pool
-        config = cluster.pools.get(pool)
-        if config is None or config.policy.name != QUOTA_POLICY:
+        quotas, pool = self.cluster.quotas, body.pool
+        if not self._has_quotas(pool):
             return
         asked = self._requested(body, job)
         for queue in quotas.path(job.project):
@@ -188,3 +180,12 @@ class Limits:
             resources = job.spec.resources
             cpu, memory = resources.cpu_milli, resources.memory_mib
         return gpu, cpu, memory
+
+
+def _first_exceeded(bounds: list[Bound]) -> Bound | None:
+    """Return the first exceeded bound of those that a task requests a part of, or None."""
+    for bound in bounds:
+        _, most, used, requested = bound
+        if requested and most is not None and used + requested > most:
+            return bound
+    return None

@@ -20,6 +20,7 @@ from tests.support.logs import (
 from tests.support.logs import (
     released as slots_released,
 )
+from tests.unit.core.audit.cell_log import stopped as stop_requested
 from yardmaster_core.audit import Finding, audit
 from yardmaster_schemas.events.admissions import EntitlementsChangedV1, Level
 from yardmaster_schemas.events.decisions import (
@@ -36,7 +37,7 @@ from yardmaster_schemas.events.requests import (
     ProjectChangeRequestedV1,
     Quota,
 )
-from yardmaster_schemas.reasons import DropCode, PolicyStop
+from yardmaster_schemas.reasons import DropCode, PolicyStop, StopCode
 from yardmaster_schemas.resources import Resources
 
 JOBS = ("aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc")
@@ -314,7 +315,7 @@ def test_a_moved_task_counts_once(log: LogBuilder) -> None:
     assert found(log) == ()
     drop = ReservationDroppedV1(task_id=A, attempt=2, pool="default", code=DropCode.POOL_CHANGED)
     # What it still holds counts again.
-    log.scheduler.cycle(drop, reserved(C, placed("n1", 2)))
+    log.scheduler.cycle(drop, allocated(C, placed("n1", 2)))
     expect_one(log, "project nlp limit in default 2000, used 2000, requested 1000")
 
 
@@ -366,6 +367,20 @@ def test_a_task_at_a_limit_starts_only_when_its_victim_is_gone(log: LogBuilder, 
         assert found(log) == ()
     else:
         expect_one(log, f"{B} attempt 1: project nlp deserved in default (over-quota off) 1000")
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_slots_at_a_limit_are_reserved_only_where_others_stop(log: LogBuilder, stops: bool) -> None:
+    nested(log, nlp=Quota(limit_milli=1000))
+    admit(log, JOBS[0], JOBS[1])
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    if stops:
+        log.scheduler.cycle(stop_requested(log, A, StopCode.CANCELLED, "n1"))
+    log.scheduler.cycle(reserved(B, placed("n1", 1)))
+    if stops:
+        assert found(log) == ()
+        log.scheduler.cycle(allocated(B, placed("n1", 1)))
+    expect_one(log, "project nlp limit in default 1000, used 1000, requested 1000")
 
 
 def test_a_task_whose_stop_is_overdue_counts_at_a_limit(log: LogBuilder) -> None:

@@ -700,7 +700,8 @@ class PoolPass:
 
     def _preempt_at_limit(self, rules: AtLimit, task: Task) -> bool:
         """Preempt tasks of the project with which the task would exceed a limit. Reserve slots for
-        it, on which it starts once they are gone; return whether such tasks were found.
+        it, on which it starts once they, and the tasks that stop already, are gone; return whether
+        it then fits.
         """
         if task.shape.start_failed or self.preference.starts_in_later(task, self.pool.name):
             return False
@@ -716,7 +717,7 @@ class PoolPass:
             return limited is None and rules.hold_without(view, task, victims)
 
         victims = self.victim_search.under_limit(task, self._candidates(task, rules), hold)
-        if not victims or not rules.permits(view, task, victims):
+        if victims is None or not rules.permits(view, task, victims):
             return False
         self._preempt_for(task, victims, rules.stop_reason)
         return True

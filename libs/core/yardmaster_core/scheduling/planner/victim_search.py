@@ -65,14 +65,15 @@ class VictimSearch:
 
     def under_limit(
         self, task: Task, victims: Iterable[Task], limits_hold: Callable[[list[Task]], bool]
-    ) -> list[Task]:
+    ) -> list[Task] | None:
         """Return the shortest prefix of `victims`, at most `MAX_AT_LIMIT`, without which the task
-        fits and the limits hold, without those that turned out unnecessary; empty: none does, or no
-        victim is needed.
+        fits and the limits hold, without those that turned out unnecessary; empty: the end of the
+        tasks that stop already suffices. None: no prefix suffices.
         """
-        if limits_hold([]):
-            return []
-        shape, tried, hold = self._placed_shape(task), list[Task](), False
+        shape, tried, hold = self._placed_shape(task), list[Task](), limits_hold([])
+        if hold and self._find_placement(shape) is not None:
+            return tried
+        suffice = False
         changes = self._future.changes
         with self._draft.trial():
             for victim in islice(victims, MAX_AT_LIMIT):
@@ -81,12 +82,11 @@ class VictimSearch:
                 # Once they hold, they also do without more victims; only capacity may be missing.
                 may_fit = not hold or self._helps_on(victim, shape)
                 hold = hold or limits_hold(tried)
-                if hold and may_fit and self._find_placement(shape) is not None:
+                suffice = hold and may_fit and self._find_placement(shape) is not None
+                if suffice:
                     break
-            else:
-                tried.clear()
             # The most valuable first.
-            for victim in tried[-2::-1]:
+            for victim in tried[-2::-1] if suffice else ():
                 others = [other for other in tried if other is not victim]
                 self._remove(victim, undo=True)
                 if limits_hold(others) and self._find_placement(shape) is not None:
@@ -95,7 +95,7 @@ class VictimSearch:
                     self._remove(victim)
         # The trial is rolled back, so the index is unchanged.
         self._future.changes = changes
-        return tried
+        return tried if suffice else None
 
     def _try(
         self, shape: Shape, victims: Iterable[Task], *, drop_unneeded: bool = True

@@ -119,6 +119,44 @@ def test_a_task_at_a_limit_preempts_one_that_passed_it_once_that_runs() -> None:
     assert stopped(cell.cycle(after_s=1)) == ["middle"]
 
 
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_a_task_gets_the_slots_of_tasks_that_stop_although_it_is_at_its_limit(
+    bound: dict[str, Any],
+) -> None:
+    """Else a later task of its project would start there, and be preempted for it at once."""
+    cell = full(bound)
+    cell.cancel("late")
+    cell.submit("high", project="a", priority=10, resources=amount(1))
+    decided = cell.cycle(after_s=1)
+    assert (only(decided, dec.SlotsReservedV1).victims, stopped(decided)) == (0, ["late"])
+    cell.submit("last", project="a", priority=70, resources=amount(1))
+    assert started(cell.cycle(after_s=1)) == []
+    cell.ends("late")
+    assert started(cell.cycle(after_s=1)) == ["high"]
+    assert_sound(cell.state)
+
+
+def test_a_task_at_a_limit_gets_slots_once_it_fits_without_tasks_of_others_that_stop() -> None:
+    """The project has no task that may be preempted."""
+    cell = QuotaCell({"n1": 1, "n2": 1})
+    cell.entitle_to("a", 1, limit=1)
+    cell.entitle_to("b", 1)
+    cell.submit("low", project="a", avoid_nodes=("n2",), grace_s=GRACE_S)
+    cell.submit("other", project="b", avoid_nodes=("n1",), grace_s=GRACE_S)
+    cell.run()
+    cell.cancel("low")
+    cell.submit("high", project="a", avoid_nodes=("n1",))
+    assert all_of(cell.cycle(after_s=1), dec.SlotsReservedV1) == []
+    assert cell.wait_of("high") is WaitCode.AT_LIMIT
+    cell.cancel("other")
+    assert only(cell.cycle(after_s=1), dec.SlotsReservedV1).victims == 0
+    cell.ends("other")
+    assert started(cell.cycle(after_s=1)) == []
+    cell.ends("low")
+    assert started(cell.cycle(after_s=1)) == ["high"]
+    assert_sound(cell.state)
+
+
 def test_a_task_at_a_limit_preempts_others_once_it_would_fit_without_them() -> None:
     """Tasks of other projects release the capacity that it waits for."""
     cell = QuotaCell({"n1": 2, "n2": 2})

@@ -13,15 +13,16 @@ state, when the policy next reads the tree. So the cost of a cycle depends on th
 | `usage_milli` of queues | decayed usages of projects | after `usages_changed`, at a read |
 | `fair`, `allocatable` of queues | settings, demands, usages, nodes | by `divide` |
 | `place` of queues | amounts, shares | queues in `rank_stale`, by `ranks.py` |
-| `blocked` of queues, `by_request` | waits, reserved slots | stale groups, at a read |
+| `blocked`, `at_limit`, `by_request` | waits, reserved slots | stale groups, at a read |
 | `groups_by_place` | `blocked`, priorities | emptied for the project of a stale group |
 | `_orders` | `place`s, `groups_by_place`, other pools | queues that changed, by `first_blocked` |
 | `_waiting` | waits | the groups of stale groups are added |
 | `_never_starts` | nodes, limits, deserved amounts | emptied when these change |
 | sets of leaves | amounts, shares, `blocked`, victims | queues in `_unchecked`, by the policy |
 
-The sets of leaves are `below_share`, `may_preempt_own` and `reason_stale`. A project without a
-queue gets one when it is read. After a change of nodes all groups are stale.
+The sets of leaves are `below_share`, `may_preempt_own` and `reason_stale`; `at_limit` is the set of
+those with groups that wait for a limit. A project without a queue gets one when it is read. After a
+change of nodes all groups are stale.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -156,6 +157,8 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.reason_stale: dict[Queue, None] = {}
         #: Queues whose membership in these three sets must be checked again.
         self._unchecked: dict[Queue, None] = {}
+        #: Leaves with groups that wait for a limit.
+        self.at_limit: dict[Queue, None] = {}
         #: Names of projects with other allocated amounts, other pending tasks, or other tasks that
         #: may be preempted.
         self._changed = CarriedOver[str]("changed")
@@ -362,6 +365,7 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.below_share.clear()
         self.may_preempt_own.clear()
         self.reason_stale.clear()
+        self.at_limit.clear()
         self._unchecked.clear()
         self._usage_stale = bool(self.traits.usage_half_life_ms)
         self._add_queues(state, root)
@@ -542,6 +546,7 @@ class QuotaIndex(ClaimingIndex[Project]):
             self._never_starts.pop(group, None)
         at_limit = record is not None and record[0].code is WaitCode.AT_LIMIT and group.queue.live
         set_member(project_queue.at_limit, group, bool(at_limit))
+        set_member(self.at_limit, project_queue, bool(project_queue.at_limit))
         if request is None:
             project_queue.blocked.pop(group, None)
             self._request_of.pop(group, None)

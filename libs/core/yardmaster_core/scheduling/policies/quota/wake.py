@@ -7,13 +7,23 @@ other groups.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
+from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from yardmaster_core.scheduling.planner.feasibility import could_fit, could_fit_after_stops
 from yardmaster_core.scheduling.planner.group_queue import code_of, id_order
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
-from yardmaster_core.scheduling.policies.claiming.amounts import RESOURCES, UNLIMITED
+from yardmaster_core.scheduling.policies.claiming.amounts import (
+    NOTHING,
+    RESOURCES,
+    UNLIMITED,
+    Bounds,
+    first_exceeded,
+    least_requested,
+    minus,
+)
 from yardmaster_core.scheduling.policies.min_runtime import groups_behind
 from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request, request_of
 from yardmaster_core.scheduling.policies.quota.consolidation import (
@@ -64,6 +74,7 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
     if "preempt" in actions:
         groups.update(dict.fromkeys(_that_preempt(view)))
         groups.update(dict.fromkeys(_that_preempt_at_limit(view)))
+        groups.update(dict.fromkeys(_that_limits_let_start_after_stops(view)))
     if "consolidation" in actions:
         groups.update(dict.fromkeys(_that_move_others(view)))
     if "reclaim" in actions:
@@ -175,6 +186,45 @@ def _that_preempt_at_limit(view: PoolView) -> Iterator[Group]:
                 continue
             if has_own_victims(view, group.queue.first) and could_fit_after_stops(view.pool, shape):
                 yield group
+
+
+def _that_limits_let_start_after_stops(view: PoolView) -> Iterator[Group]:
+    """Yield the groups at a limit that keeps them from starting only until tasks that stop are
+    gone: if they then fit, within the share of their project, they get reserved slots.
+    """
+    index, pool = index_of(view), view.pool
+    for project_queue in list(index.at_limit):
+        if all(queue.freed_in_time == NOTHING for queue in project_queue.path):
+            continue
+        left = _left_after_stops(project_queue)
+        for group in project_queue.at_limit:
+            shape = group.shape
+            least = least_requested(pool, shape)
+            if first_exceeded(least, left, among=least) is not None:
+                continue
+            if not group.queue.live or shape.start_failed:
+                continue
+            task = group.queue.first
+            freed = partial(index.freed_in_time_milli, view.state, task.job)
+            if (
+                could_fit_after_stops(pool, shape)
+                and limit_reached(view.state, pool, task, freed=freed) is None
+                and wait_for_quota(view, group, task, without=attrgetter("freed_in_time")) is None
+            ):
+                yield group
+
+
+def _left_after_stops(project_queue: Queue) -> Bounds:
+    """Return what the limits leave to a project once the tasks that stop in time are gone."""
+    left = list(UNLIMITED)
+    for queue in project_queue.path:
+        kept = minus(queue.used, queue.freed_in_time)
+        for i, bound in enumerate(queue.limit):
+            if bound is not None:
+                others = left[i]
+                left[i] = bound - kept[i] if others is None else min(others, bound - kept[i])
+    gpu, cpu, memory = left
+    return gpu, cpu, memory
 
 
 def _changed_nodes(view: PoolView) -> Iterator[tuple[int, dict[Project, int]]]:
