@@ -80,6 +80,8 @@ REQUIRED_TOO: Final[Mapping[str, Mapping[str, Any]]] = {
     "run.mounts": {"image": "trainer"},
     "run.shm": {"image": "trainer"},
     "run.context.digest": {"packed_bytes": 1},
+    "run.git.url": {"commit": "0f" * 20},
+    "run.git.commit": {"url": "https://git.example.org/team/repo"},
     "run.context.packed_bytes": {"digest": "0" * 64},
 }
 

@@ -26,7 +26,7 @@ END_TEXTS: Final = {
     "secret_missing": "the node does not have the secret; yard logs names it",
     "details_missing": "the command to run was erased or cannot be read",
     "directory_missing": "run.working_dir is not a directory on the node",
-    "context_missing": "the uploaded folder is not stored any more, or is damaged; submit it again",
+    "context_missing": "the uploaded folder or the commit cannot be used; yard logs says why",
     "reserved_variable": "run.env sets a variable that the agent sets; yard logs names it",
     "image_missing": "the registry has no such image; yard explain has its words",
     "image_refused": "the registry refuses the image, or its name is not valid; yard explain has "

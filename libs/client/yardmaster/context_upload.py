@@ -15,7 +15,7 @@ from yardmaster_packages.archive import PackedFolder, largest_files, pack
 from yardmaster_packages.errors import ContextTooLarge, ContextUnusable
 from yardmaster_packages.limits import PackageLimits
 from yardmaster_schemas.api import Package
-from yardmaster_schemas.job_file import JobContext
+from yardmaster_schemas.job_folders import JobContext
 
 #: Bytes of the archive that are sent at once.
 _PIECE_BYTES: Final = 256 * 1024

@@ -27,7 +27,8 @@ from yardmaster_schemas.api import (
     Task,
     TaskGroups,
 )
-from yardmaster_schemas.job_file import JobContext, with_context
+from yardmaster_schemas.job_file import with_context
+from yardmaster_schemas.job_folders import JobContext
 
 #: A complete id of a job or task, or an answer that contains one.
 JobOrTask = str | Submitted | Job | Task

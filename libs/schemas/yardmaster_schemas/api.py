@@ -41,7 +41,8 @@ from yardmaster_schemas.fields import (
     TaskId,
     UserName,
 )
-from yardmaster_schemas.job_file import Amount, Closed, JobSpec, parse_job
+from yardmaster_schemas.job_file import Amount, JobSpec, parse_job
+from yardmaster_schemas.job_folders import Closed
 from yardmaster_schemas.phases import ENDED, Phase
 from yardmaster_schemas.position import POSITION_PATTERN
 from yardmaster_schemas.reasons import WaitClass

@@ -56,6 +56,15 @@ RecordId = Annotated[
 ]
 #: One life of a writer: a scheduler process, or an agent's ledger.
 Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+#: A repository: https, a host, perhaps a port, and a path; no user, query or fragment.
+GitUrl = Annotated[
+    str,
+    Field(
+        pattern=r"^https://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[A-Za-z0-9_~+.-]+)+$",
+        max_length=256,
+    ),
+]
+CommitId = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 #: An Ed25519 signature.
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]

@@ -15,9 +15,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     JsonValue,
@@ -31,7 +29,7 @@ from yardmaster_schemas.events.details import (
     CodeContext,
     EnvName,
     FolderMount,
-    MountTarget,
+    GitCommit,
     PullPolicy,
     Run,
     StopSignal,
@@ -50,12 +48,12 @@ from yardmaster_schemas.fields import (
     MAX_SLOTS,
     MAX_TASKS,
     CheckpointUri,
-    Digest,
     LongText,
     Name,
     Priority,
 )
 from yardmaster_schemas.image_names import repository_of
+from yardmaster_schemas.job_folders import Closed, JobContext, JobGit, JobMount
 from yardmaster_schemas.job_secrets import SHARED, may_read
 from yardmaster_schemas.program import program_of
 from yardmaster_schemas.quantities import (
@@ -73,14 +71,6 @@ RESERVED_ENV: Final = ("LD_", "YARD_", "NVIDIA_", "CUDA_")
 MAX_AXES: Final = 16
 #: CPUs of a replica whose job file does not set them.
 DEFAULT_CPUS: Final = 1
-
-
-class Closed(BaseModel):
-    """A part of a REST body: no unknown field, no silent conversion."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, allow_inf_nan=False
-    )
 
 
 def _duration(text: str) -> str:
@@ -320,35 +310,6 @@ class JobCheckpoint(Closed):
     )
 
 
-class JobContext(Closed):
-    """An uploaded folder, as the body of a request names it."""
-
-    digest: Digest = Field(
-        description="SHA-256 of the uncompressed archive, under which the folder was uploaded.",
-        examples=["8f3a" * 16],
-    )
-    packed_bytes: Annotated[int, Field(ge=1, le=MAX_INT)] = Field(
-        description="Size of the compressed archive, as the upload's answer says.",
-        examples=[52_431],
-    )
-
-
-class JobMount(Closed):
-    """A folder of the node that a container gets."""
-
-    source: Name = Field(
-        description="Name of the folder in the list of the node's operator (`YARD_AGENT_MOUNTS`).",
-        examples=["datasets"],
-    )
-    target: MountTarget = Field(description="Absolute path in the container.", examples=["/data"])
-    read_only: bool = Field(
-        default=True,
-        description="Whether the container may only read it. `false` needs a folder that the "
-        "operator made writable.",
-        examples=[False],
-    )
-
-
 #: Folders that the engine or the agent makes in a container.
 _TAKEN: Final = ("/dev", "/proc", "/sys", "/yard")
 
@@ -401,12 +362,18 @@ class JobRun(Closed):
         "body of a request contains `{digest, packed_bytes}` of the upload instead of a path.",
         examples=["."],
     )
+    git: JobGit | None = Field(
+        default=None,
+        description="Commit of a public git repository, instead of `context`: each replica runs "
+        "in a copy of its files. `working_dir` is then a folder in it.",
+        examples=[{"url": "https://git.example.org/team/repo", "commit": "8f3a9c01d2" * 4}],
+    )
 
     artifacts: Annotated[list[ArtifactPattern], Field(max_length=32)] = Field(
         default_factory=list,
         description="Files of the working folder that are kept after the end of each attempt: "
-        "patterns with the rules of `.gitignore`. They need `context`, whose copy is the working "
-        "folder.",
+        "patterns with the rules of `.gitignore`. They need `context` or `git`, whose copy is "
+        "the working folder.",
         examples=[["out/**", "*.onnx"]],
     )
 
@@ -439,7 +406,7 @@ class JobRun(Closed):
 
     @model_validator(mode="after")
     def _has_a_folder_of_its_own(self) -> "JobRun":
-        if self.artifacts and self.context is None:
+        if self.artifacts and self.context is None and self.git is None:
             raise ValueError(
                 "artifacts are kept from the copy of the context: add context, which may be an "
                 "empty folder"
@@ -448,12 +415,14 @@ class JobRun(Closed):
 
     @model_validator(mode="after")
     def _runs_in_the_context(self) -> "JobRun":
-        if self.context is None:
+        if self.context is not None and self.git is not None:
+            raise ValueError("give either context or git")
+        if self.context is None and self.git is None:
             return self
         named = self.working_dir
         if named is not None and (named.startswith("/") or ".." in named.split("/")):
             raise ValueError(
-                "working_dir must be a folder in the context: a relative path without .."
+                "working_dir must be a folder in the context or commit: a relative path without .."
             )
         return self
 
@@ -744,6 +713,7 @@ def _mount_grants(spec: JobSpec) -> tuple[str, ...]:
 
 
 def _run(spec: JobSpec) -> Run:
+    git = spec.run.git
     return Run(
         command=tuple(spec.run.command or ()),
         script=spec.run.script,
@@ -753,6 +723,7 @@ def _run(spec: JobSpec) -> Run:
         secrets=dict(spec.run.secrets),
         working_dir=spec.run.working_dir,
         context=_context(spec),
+        git=None if git is None else GitCommit(url=git.url, commit=git.commit),
         artifacts=tuple(spec.run.artifacts),
         mounts=tuple(
             FolderMount(source=one.source, target=one.target, read_only=one.read_only)

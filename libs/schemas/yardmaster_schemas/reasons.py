@@ -157,7 +157,8 @@ class StartFailure(StrEnum):
     the end code of the same name: `no_executor` (`run.image` is set, and the agent runs no
     containers), `secret_missing`, `details_missing` (erased or unreadable), `directory_missing`
     (the working directory),
-    `context_missing` (the package of its folder is not stored any more, or is damaged),
+    `context_missing` (the package of its folder is not stored any more, or is damaged,
+    or the commit of `run.git` does not exist, or cannot be used),
     `reserved_variable` (the job sets a variable that the agent sets itself), `image_missing` (the
     registry has no such image or tag), `image_refused` (the registry refuses this node, or the name
     is not valid). Nodes may reach different registries or have different credentials, so the last

@@ -1,4 +1,4 @@
-"""The working folders of replicas whose job has a context: an uploaded folder of code.
+"""The working folders of replicas whose job has code: an uploaded folder, or a commit of git.
 
 The agent keeps the archives of packages in a cache, and unpacks one for every replica: so each has
 a folder of its own that it may change, and no replica can reach what another one gets. Unpacking
@@ -17,9 +17,10 @@ from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from yardmaster_node_agent.agent_state import ReplicaKey, TaskUser
-from yardmaster_node_agent.errors import RunRefused
+from yardmaster_node_agent.errors import GitFailed, GitRefused, RunRefused
 from yardmaster_node_agent.executors.port import Launch
 from yardmaster_node_agent.executors.task_user import open_way
+from yardmaster_node_agent.git_commits import GitCommits, archive_key
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_packages.errors import ArchiveRefused, PackageNotFound, PackagesUnavailable
 from yardmaster_packages.limits import PackageLimits
@@ -27,6 +28,7 @@ from yardmaster_packages.store import PackageStore, StoredPackage
 from yardmaster_packages.unpacking import unpack
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.waiting import first_of
+from yardmaster_schemas.events.details import GitCommit
 from yardmaster_schemas.reasons import StartFailure
 
 T = TypeVar("T")
@@ -38,9 +40,9 @@ class CodeFolders(Protocol):
     """Gives replicas their working folders."""
 
     async def prepare(self, launch: Launch, project: str, metrics: AgentMetrics) -> Launch:
-        """Return the launch with the replica's copy of its context as its working directory.
+        """Return the launch with the replica's copy of its code as its working directory.
 
-        A launch without a context is returned as it is.
+        A launch without code is returned as it is.
 
         Raises:
             RunRefused: the folder cannot be provided; `failure` says whether on no node.
@@ -64,7 +66,7 @@ async def prepare_unless(
     Raises:
         RunRefused.
     """
-    if launch.run.context is None:
+    if launch.run.context is None and launch.run.git is None:
         return launch
     found = launch
 
@@ -99,6 +101,7 @@ class UnpackedCode:
     Args:
         store: where packages are fetched; None: the node has no setting, and starts no replica
             with a context.
+        git: where commits are fetched.
         cache_bytes: the archives that are kept; the least recently used ones are removed. The
             archive that was fetched last is kept in any case.
         isolated: whether other users than the agent's own use the folders.
@@ -110,15 +113,19 @@ class UnpackedCode:
         store: PackageStore | None,
         *,
         limits: PackageLimits,
+        git: GitCommits,
         cache_bytes: int,
         isolated: bool,
         telemetry: Telemetry,
     ) -> None:
         self._cache = root / "cache"
         self._folders = root / "replicas"
+        #: Of commits that are being fetched.
+        self._fetching = root / "fetching"
         self._root = root
         self._store = store
         self._limits = limits
+        self._git = git
         self._cache_bytes = cache_bytes
         self._isolated = isolated
         self._telemetry = telemetry
@@ -126,16 +133,17 @@ class UnpackedCode:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(self, launch: Launch, project: str, metrics: AgentMetrics) -> Launch:
-        context = launch.run.context
-        if context is None:
+        git = launch.run.git
+        if launch.run.context is None and git is None:
             return launch
-        if self._store is None:
-            raise _refused(launch, "this node fetches no packages: its YARD_PACKAGES is empty")
         try:
-            folder = await self._unpacked(self._store, launch, project, context.digest, metrics)
-        except (ArchiveRefused, PackageNotFound) as error:
+            if git is not None:
+                folder = await self._committed(git, launch, metrics)
+            else:
+                folder = await self._stored(launch, project, metrics)
+        except (ArchiveRefused, PackageNotFound, GitRefused) as error:
             raise _refused(launch, str(error), StartFailure.CONTEXT_MISSING) from error
-        except _NodeCannot as error:
+        except (_NodeCannot, GitFailed) as error:
             raise _refused(launch, str(error)) from error
         except PackagesUnavailable as error:
             # The URL of the store and the cause are for the operator, not for the job's user.
@@ -162,24 +170,22 @@ class UnpackedCode:
             for folder in self._folders.iterdir():
                 if folder.name not in kept:
                     shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self._fetching, ignore_errors=True)
         with suppress(FileNotFoundError):
             for path in self._cache.iterdir():
                 if not path.name.endswith(_ARCHIVE):
                     path.unlink(missing_ok=True)
 
-    async def _unpacked(
-        self,
-        store: PackageStore,
-        launch: Launch,
-        project: str,
-        digest: str,
-        metrics: AgentMetrics,
-    ) -> Path:
+    async def _stored(self, launch: Launch, project: str, metrics: AgentMetrics) -> Path:
         """Unpack a package for a replica; return the folder.
 
         Raises:
             ArchiveRefused, PackageNotFound, PackagesUnavailable, OSError, _NodeCannot.
         """
+        store, context = self._store, launch.run.context
+        if store is None or context is None:
+            raise _NodeCannot("this node fetches no packages: its YARD_PACKAGES is empty")
+        digest = context.digest
         self._make_folders()
         folder, user = self._folders / str(launch.key), launch.user
         archive = self._cache / f"{project}-{digest}{_ARCHIVE}"
@@ -204,10 +210,49 @@ class UnpackedCode:
                     raise
         return folder
 
+    async def _committed(self, git: GitCommit, launch: Launch, metrics: AgentMetrics) -> Path:
+        """Unpack the files of a commit for a replica; return the folder.
+
+        Raises:
+            GitRefused, GitFailed, ArchiveRefused, OSError.
+        """
+        self._make_folders()
+        folder, user = self._folders / str(launch.key), launch.user
+        name = f"git-{archive_key(git)}"
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        async with lock:
+            # The name of an archive ends with the digest, which unpacking verifies.
+            archive = next(iter(self._cache.glob(f"{name}-*{_ARCHIVE}")), None)
+            metrics.code_packages.labels("cache" if archive else "git").inc()
+            if archive is not None:
+                digest = _digest_of(archive)
+                try:
+                    await _in_thread(lambda: self._unpack(archive, folder, digest, user))
+                except (ArchiveRefused, FileNotFoundError):
+                    archive.unlink(missing_ok=True)
+                else:
+                    return folder
+            fetched = await self._fetch_commit(git, name)
+            digest = _digest_of(fetched)
+            self._keep_limit(fetched, metrics)
+            await _in_thread(lambda: self._unpack(fetched, folder, digest, user))
+        return folder
+
+    async def _fetch_commit(self, git: GitCommit, name: str) -> Path:
+        new = self._cache / f"{name}.{uuid.uuid4().hex}.new"
+        try:
+            digest = await self._git.pack(git, self._fetching, new)
+            archive = self._cache / f"{name}-{digest}{_ARCHIVE}"
+            new.rename(archive)
+        finally:
+            new.unlink(missing_ok=True)
+        return archive
+
     def _make_folders(self) -> None:
         open_way(self._root, others=self._isolated)
         open_way(self._folders, others=self._isolated)
         self._cache.mkdir(exist_ok=True, mode=0o700)
+        self._fetching.mkdir(exist_ok=True, mode=0o700)
 
     async def _fetch(self, store: PackageStore, archive: Path, project: str, digest: str) -> None:
         """Copy a package from the store into the cache.
@@ -261,6 +306,10 @@ class UnpackedCode:
                 total -= size
                 metrics.code_evicted.inc()
         metrics.code_cache_bytes.set(total)
+
+
+def _digest_of(archive: Path) -> str:
+    return archive.name.removesuffix(_ARCHIVE).rpartition("-")[2]
 
 
 class _NodeCannot(Exception):

@@ -3,7 +3,7 @@
 ```
 AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
              AssignmentUnreadable  NotEnrolled  NodeTaken  DataWritable
-             TaskUsersUnusable  MpsUnusable  NotRenewed
+             TaskUsersUnusable  MpsUnusable  NotRenewed  GitRefused  GitFailed
 ```
 """
 
@@ -131,3 +131,15 @@ class NotRenewed(AgentError):
     """
 
     code = "not_renewed"
+
+
+class GitRefused(AgentError):
+    """The commit cannot be used: {found}. Correct run.git."""
+
+    code = "git_refused"
+
+
+class GitFailed(AgentError):
+    """The commit cannot be fetched here: {found}."""
+
+    code = "git_failed"

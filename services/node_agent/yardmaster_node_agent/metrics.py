@@ -36,7 +36,7 @@ class AgentMetrics:
         self.heartbeats_missed = counter("heartbeats_missed", "Heartbeats that were not written.")
         self.code_packages = counter(
             "code_packages",
-            "Code packages unpacked for replicas, by where they were found: cache or store.",
+            "Code packages unpacked for replicas, by where they were found: cache, store or git.",
             "source",
         )
         self.code_cache_bytes = gauge("code_cache_bytes", "Bytes of the cached code packages.")

@@ -43,6 +43,7 @@ from yardmaster_node_agent.fraction_limits import (
     NoLimits,
     choose_limiter,
 )
+from yardmaster_node_agent.git_commits import GitCommits
 from yardmaster_node_agent.lease import Lease
 from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
 from yardmaster_node_agent.renewals import MemoryRenewals, RenewalFile, Renewals
@@ -254,6 +255,7 @@ def _code(settings: Settings, host: Host, telemetry: Telemetry) -> CodeFolders:
         settings.data_dir / "code",
         store,
         limits=limits,
+        git=GitCommits(settings.git_hosts, limits),
         cache_bytes=settings.code_cache_bytes,
         isolated=host.users is not None,
         telemetry=telemetry,

@@ -47,6 +47,21 @@ STRINGS: dict[str, tuple[list[str], list[str]]] = {
     ),
     "Incarnation": (["5f0c1e2d3a4b"], ["5f0c1e2d3a4", "5F0C1E2D3A4B", "5f0c1e2d3a4bc"]),
     "Digest": (["0f" * 32], ["0f" * 31, "0F" * 32, "0f" * 33]),
+    "CommitId": (["0f" * 20], ["0f" * 19, "0F" * 20, "main", "0f" * 21]),
+    "GitUrl": (
+        ["https://h/x", "https://git.example.org:8443/team/repo.git", "https://10.0.0.7/~a/b_c"],
+        [
+            *(
+                "http://h/x",
+                "ssh://h/x",
+                "https://u@h/x",
+                "https://h",
+                "https://h/",
+                "https://h/x?y",
+            ),
+            *("https://h/x#y", "https://h/a b", "https://H/x", "-c", "https://h/x%2e", "git@h:x"),
+        ],
+    ),
     "Signature": (["0f" * 64], ["0f" * 32, "zz" * 64]),
     "RecordMarks": (["", "0f" * 8, "0f" * 8 * 65_536], ["0f" * 7, "0f" * 8 * 65_537]),
     "ShapeId": (["0f" * 8], ["0f" * 7]),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from yardmaster_schemas.events.details import StopSignal
+from yardmaster_schemas.events.details import GitCommit, StopSignal
 from yardmaster_schemas.events.requests import ExitZero, Kind, Layout, SubmittedSpec, Unschedulable
 from yardmaster_schemas.job_file import JobSpec, parse_job, parts_of
 from yardmaster_schemas.resources import Resources
@@ -40,6 +40,7 @@ WHOLE = LEAST | {
 }
 
 
+GIT = {"url": "https://git.example.org/team/repo", "commit": "0f" * 20}
 DATA = {"source": "datasets", "target": "/data"}
 
 
@@ -214,6 +215,8 @@ def test_an_elastic_gang_is_refused_because_it_would_never_grow() -> None:
         ({"run": {"command": ["a"], "pull": "always"}}, "give image, or remove pull"),
         ({"run": {"command": ["a"], "image": "a", "pull": "daily"}}, "missing"),
         ({"run": {"command": ["a"], "artifacts": ["*"]}}, "add context"),
+        ({"run": {"command": ["a"], "context": ".", "git": GIT}}, "either context or git"),
+        ({"run": {"command": ["a"], "working_dir": "/a", "git": GIT}}, "working_dir"),
         ({"run": {"command": ["a"], "shm": "1Gi"}}, "give image, or remove shm"),
         ({"run": {"command": ["a"], "mounts": [DATA]}}, "give image, or remove mounts"),
         ({"run": {"command": ["a"], "image": "a b"}}, "'a b' is not the name of an image"),
@@ -333,3 +336,10 @@ def test_a_runtime_estimate_is_optional() -> None:
 def test_any_json_is_accepted_or_refused_without_another_error(body: Any) -> None:
     with contextlib.suppress(ValidationError):
         parse_job(json.dumps(body))
+
+
+def test_a_commit_reaches_the_agent_with_its_artifacts() -> None:
+    spec = {"project": "nlp", "run": {"command": ["a"], "artifacts": ["*"], "git": GIT}}
+    run = parts_of(parse_job(json.dumps(spec))).run
+    assert run.git == GitCommit(**GIT)
+    assert run.context is None

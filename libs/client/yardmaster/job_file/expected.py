@@ -40,6 +40,8 @@ _FORMS: Final[Mapping[Path, str]] = {
     ("run", "image"): _LINE,
     ("run", "working_dir"): _LINE,
     ("run", "context"): "the path of a folder",
+    ("run", "git", "url"): "https://HOST/PATH, without user and query",
+    ("run", "git", "commit"): "the 40 digits of a commit, in lower case",
     ("run", "command", "*"): "text",
     ("run", "env", "*", "[key]"): _VARIABLE,
     ("run", "env", "*"): "text (put quotes around true, false and null)",

@@ -19,7 +19,6 @@ from yardmaster.yaml_tree import NotAMapping, Path, Tree, nearest, read, tree_of
 from yardmaster_schemas.job_file import (
     GpuFractions,
     JobCheckpoint,
-    JobContext,
     JobResources,
     JobRun,
     JobSpec,
@@ -27,6 +26,7 @@ from yardmaster_schemas.job_file import (
     JobTasks,
     ReplicaRange,
 )
+from yardmaster_schemas.job_folders import JobContext, JobGit
 
 #: A job as `Client.submit` accepts it: a model, its keys, YAML or JSON text, or the path of a file.
 JobSource = JobSpec | Mapping[str, Any] | str | os.PathLike[str]
@@ -42,6 +42,7 @@ _MODELS: Final[Mapping[Path, type[BaseModel]]] = {
     ("checkpoint",): JobCheckpoint,
     ("run",): JobRun,
     ("run", "context"): JobContext,
+    ("run", "git"): JobGit,
 }
 WORKING_DIR: Final[Path] = ("run", "working_dir")
 CONTEXT: Final[Path] = ("run", "context")
@@ -79,7 +80,8 @@ def read_job(job: JobSource, *, project: str | None = None, folder: str | None =
     """
     if isinstance(job, JobSpec):
         named = job.run.working_dir
-        elsewhere = job.run.image is not None or job.run.context is not None
+        run = job.run
+        elsewhere = any(one is not None for one in (run.image, run.context, run.git))
         if folder is None or named is None or elsewhere:
             return job
         path = os.path.normpath(os.path.join(folder, named))
@@ -112,10 +114,13 @@ def _tree(job: Any) -> Tree:
 def resolve_folder(tree: Tree, folder: str) -> None:
     """Make a relative working directory relative to `folder`.
 
-    In an image or a context, the working directory is not one of this machine, and is unchanged.
+    In an image, a context or a commit, the working directory is not one of this machine, and is
+    unchanged.
     """
     run = tree.values.get("run")
-    if isinstance(run, Mapping) and "image" not in run and run.get("context") is None:
+    if not isinstance(run, Mapping) or "image" in run:
+        return
+    if run.get("context") is None and run.get("git") is None:
         _resolve(tree, WORKING_DIR, folder)
 
 

@@ -11,7 +11,9 @@ from yardmaster_schemas.events.registry import event
 from yardmaster_schemas.fields import (
     CLOSED,
     MAX_TASKS,
+    CommitId,
     Digest,
+    GitUrl,
     JobId,
     LongText,
     Name,
@@ -73,6 +75,16 @@ class CodeContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GitCommit:
+    """A commit of a public git repository, whose files a job without a context runs in."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    url: GitUrl
+    commit: CommitId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FolderMount:
     """A folder of the node in a container: `source` is a name of the list of the node's operator.
 
@@ -103,6 +115,7 @@ class Run:
     )
     working_dir: ShortText | None = None
     context: CodeContext | None = None
+    git: GitCommit | None = None
     artifacts: Annotated[tuple[ArtifactPattern, ...], Field(max_length=32)] = ()
     mounts: Annotated[tuple[FolderMount, ...], Field(max_length=16)] = ()
     shm_mib: Positive | None = None

@@ -617,6 +617,12 @@ ANSWERS: Final[Texts] = {
         "The uploaded folder that it runs in; null: none.",
         {"digest": _SHA256, "packed_bytes": 48_213},
     ),
+    "GitCommit.url": ("The URL of the repository.", "https://git.example.org/team/repo"),
+    "GitCommit.commit": ("The commit.", _SHA256[:40]),
+    "Run.git": (
+        "The commit that it runs in; null: none.",
+        {"url": "https://git.example.org/team/repo", "commit": _SHA256[:40]},
+    ),
     "Run.pull": (
         "When a node pulls the image: `missing`, `always` or `never`; null: `missing`.",
         "always",
