@@ -64,7 +64,7 @@ test: install $(JAVA_CACHE) ## run every test; PYTEST_ARGS="-k name" selects som
 
 test-torch: install ## run the tests with PyTorch; TORCH_PYTHON=python3 names a Python that has it
 	deploy/ci/torch.sh $(TORCH) $(TORCH_PYTHON)
-	TORCH_PYTHON=$(CURDIR)/$(TORCH)/venv/bin/python $(PYTEST) --dist loadfile -m torch tests/torch $(PYTEST_ARGS)
+	TORCH_PYTHON=$(CURDIR)/$(TORCH)/venv/bin/python $(PYTEST) -n 0 -m torch tests/torch $(PYTEST_ARGS)
 
 chaos: install ## break a loaded cluster for 10 minutes, then audit it; CHAOS_ARGS="--seed 7" repeats a run
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
