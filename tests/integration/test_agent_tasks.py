@@ -14,14 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.events import sample
-from tests.support.git_server import Repository, serving
 from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentCell, alive, python, sh
-from tests.support.secure_broker import Authority
 from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_node_agent.settings import PASSED
 from yardmaster_schemas.events.decisions import Checkpoint
-from yardmaster_schemas.events.details import CodeContext, GitCommit, Run, StopSignal
+from yardmaster_schemas.events.details import CodeContext, Run, StopSignal
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1, TaskOutputV1
 from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
@@ -317,30 +315,6 @@ async def test_a_node_without_packages_leaves_a_job_with_a_context_to_other_node
         released = (await cell.ended(task))[0]
         assert (released.never_started, released.failure) == (True, "other")
         assert "its YARD_PACKAGES is empty" in await cell.output(task, stream="agent")
-
-
-async def test_a_task_runs_in_a_commit_of_a_repository_and_needs_a_node_that_allows_the_host(
-    cell: AgentCell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    authority = Authority(tmp_path / "tls")
-    monkeypatch.setenv("GIT_SSL_CAINFO", str(authority.ca))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    repository = Repository(tmp_path / "served")
-    commit = repository.files(**{"train.sh": b"echo trained"})
-    with serving(tmp_path / "served", authority) as (host, _):
-        git = GitCommit(url=f"https://{host}/code.git", commit=commit)
-        run = Run(command=("sh", "train.sh"), git=git)
-        async with cell.agent():
-            task = await cell.allocate(run)
-            released = (await cell.ended(task))[0]
-            assert (released.never_started, released.failure) == (True, "other")
-            assert "YARD_AGENT_GIT_HOSTS" in await cell.output(task, stream="agent")
-        cell.configure(git_hosts=(host,))
-        async with cell.agent():
-            task = await cell.allocate(run)
-            assert (await cell.exit_of(task)).exit_code == 0
-            assert await cell.output(task) == "trained\n"
-            await cell.ended(task)
 
 
 async def test_a_node_says_which_executors_it_has(cell: AgentCell) -> None:
