@@ -340,6 +340,7 @@ def _known(error: Exception) -> CliError:
         (UnknownTask, Exit.NOT_FOUND),
         (local.DataDirInUse, Exit.CONFLICT),
         (local.PortsInUse, Exit.CONFLICT),
+        (local.NoGangPorts, Exit.CONFLICT),
         (local.DataDirUnusable, Exit.USAGE),
         (local.OtherDataFormat, Exit.USAGE),
         (local.PackageMissing, Exit.USAGE),

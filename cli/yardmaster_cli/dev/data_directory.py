@@ -19,11 +19,8 @@ from yardmaster.yaml_tree import read, unknown_key
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.policy_spec import PolicySpec
 from yardmaster_localcluster.data_lock import announce, take_lock, withdraw, write_private
-from yardmaster_schemas.fields import MAX_SLOTS, Labels, Name, Port
+from yardmaster_schemas.fields import MAX_SLOTS, Labels, Name
 
-#: The number of ports in a node's range for gangs; nodes of one machine must not share a port.
-PORTS_A_NODE: Final = 100
-FIRST_PORT: Final = 29_600
 #: The slots of a node when none are given and the machine has no GPU.
 DEFAULT_SLOTS: Final = 4
 
@@ -59,11 +56,6 @@ class Cluster(BaseModel):
         if len(set(names)) < len(names):
             raise ValueError("two nodes have the same name")
         return self
-
-    def ports(self, index: int) -> tuple[Port, Port]:
-        """First and last port of the gangs of node number `index`."""
-        first = FIRST_PORT + index * PORTS_A_NODE
-        return first, first + PORTS_A_NODE - 1
 
 
 def plain_cluster(nodes: int, slots: int, policy: PolicySpec) -> Cluster:

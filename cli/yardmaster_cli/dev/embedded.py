@@ -33,6 +33,7 @@ from yardmaster_gateway.context import GatewayPorts
 from yardmaster_gateway.identity.authentication import FileUser, digest_of, read_token_file
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_localcluster.layout import GATEWAY_PORT
+from yardmaster_localcluster.ports import GangPorts
 from yardmaster_node_agent import agent
 from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_quota import main as quota
@@ -304,8 +305,9 @@ def _services(
             listener=listener,
         ),
     }
+    gang_ports = GangPorts()
     for index, node in enumerate(options.cluster.nodes):
-        settings = _agent_settings(folder, options, index)
+        settings = _agent_settings(folder, options, index, gang_ports.node(index))
         found[f"node agent {node.name}"] = _agent(settings, log, clock, chance, agents)
     return found
 
@@ -320,10 +322,11 @@ def artifacts_url(folder: DataDirectory) -> str:
     return ArtifactSettings(cell=CELL).artifacts or str(folder.path / "artifacts")
 
 
-def _agent_settings(folder: DataDirectory, options: Options, index: int) -> agent.Settings:
+def _agent_settings(
+    folder: DataDirectory, options: Options, index: int, gang_ports: range
+) -> agent.Settings:
     """The settings of the agent of the node at `index`."""
     node = options.cluster.nodes[index]
-    first, last = options.cluster.ports(index)
     return agent.Settings(
         # The log is a file of this process's user, so tasks run as the same user.
         task_users="same",
@@ -333,8 +336,8 @@ def _agent_settings(folder: DataDirectory, options: Options, index: int) -> agen
         node_type=node.type,
         labels=node.labels,
         address=HOST,
-        port_first=first,
-        port_last=last,
+        port_first=gang_ports[0],
+        port_last=gang_ports[-1],
         data_dir=folder.node(node.name),
         packages=packages_url(folder),
         artifacts=artifacts_url(folder),

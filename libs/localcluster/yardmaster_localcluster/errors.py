@@ -6,7 +6,8 @@ YardmasterError
     DataDirUnusable  DataDirInUse          the data directory
     OtherDataFormat
     PackageMissing  DownloadFailed         what a broker or Redis needs
-    PortsInUse  ClusterFixed  TooManyNodes what was requested cannot be started
+    PortsInUse  NoGangPorts                what was requested cannot be started
+    ClusterFixed  TooManyNodes
     ProcessFailed                          a process ended, or did not become ready
       BrokerFailed  RedisFailed  ServiceFailed
     StartFailed  NotHealthy                the cluster did not come up
@@ -58,6 +59,12 @@ class DownloadFailed(LocalClusterError):
     """Kafka's jars could not be fetched: {found}"""
 
     code = "download_failed"
+
+
+class NoGangPorts(LocalClusterError):
+    """other clusters of this machine have all ports for gangs, {first} to {last}"""
+
+    code = "no_gang_ports"
 
 
 class PortsInUse(LocalClusterError):

@@ -16,6 +16,7 @@ from yardmaster_localcluster.errors import EngineSilent, ServiceFailed
 from yardmaster_localcluster.layout import DataLayout, read
 from yardmaster_localcluster.orphans import end_tasks
 from yardmaster_localcluster.plan import MODULES, Plan, PortPlan, Wanted, plan
+from yardmaster_localcluster.ports import GangPorts
 from yardmaster_localcluster.process import Launch, Running, ServiceProcess, launch
 from yardmaster_localcluster.redis_server import RedisServer
 from yardmaster_localcluster.task_containers import end_containers
@@ -62,6 +63,7 @@ class Fleet:
         self.wanted = wanted
         self.services: dict[str, ServiceProcess] = {}
         self._ports = ports
+        self._gang_ports = GangPorts()
         self._env = dict(env or {})
         self._launch = launch
         self._setup: Running | None = None
@@ -142,6 +144,7 @@ class Fleet:
             self.wanted,
             self.data,
             self._ports,
+            self._gang_ports,
             kafka=self.broker.bootstrap,
             redis=self.redis.url,
         )

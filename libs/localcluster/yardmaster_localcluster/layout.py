@@ -35,9 +35,6 @@ KAFKA_PORT: Final = 9092
 CONTROLLER_PORT: Final = 9093
 REDIS_PORT: Final = 6379
 FORMAT_FILE: Final = "format"
-#: The port ranges of nodes for gangs; nodes of one machine must not share ports.
-FIRST_GANG_PORT: Final = 29_600
-GANG_PORTS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)

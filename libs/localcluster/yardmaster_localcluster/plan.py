@@ -10,14 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from yardmaster_localcluster.layout import (
-    FIRST_GANG_PORT,
-    GANG_PORTS,
-    GATEWAY_PORT,
-    HEALTH_PORT,
-    DataLayout,
-)
-from yardmaster_localcluster.ports import HOST, free_ports
+from yardmaster_localcluster.layout import GATEWAY_PORT, HEALTH_PORT, DataLayout
+from yardmaster_localcluster.ports import HOST, GangPorts, free_ports
 from yardmaster_schemas.access import agent_user
 
 #: The module of each service, in start order; they stop in reverse order.
@@ -138,7 +132,13 @@ class Wanted:
 
 
 def plan(
-    wanted: Wanted, data: DataLayout, ports: PortPlan, *, kafka: str, redis: str
+    wanted: Wanted,
+    data: DataLayout,
+    ports: PortPlan,
+    gang_ports: GangPorts,
+    *,
+    kafka: str,
+    redis: str,
 ) -> dict[str, Plan]:
     """All processes by name, in the order in which they start.
 
@@ -193,15 +193,15 @@ def plan(
     for partition, cell, index, node in wanted.nodes():
         here = {"YARD_CELL": cell, "YARD_PARTITION": str(partition)}
         number = partition * wanted.counts.agent + index
-        first = FIRST_GANG_PORT + number * GANG_PORTS
+        ports_of_gangs = gang_ports.node(number)
         env = {
             "YARD_AGENT_NODE": node,
             "YARD_AGENT_DATA_DIR": str(data.agents / node),
             "YARD_AGENT_ADDRESS": HOST,
             "YARD_AGENT_GPUS": str(wanted.slots),
             "YARD_AGENT_MACHINE_AGENTS": str(len(list(wanted.nodes()))),
-            "YARD_AGENT_PORT_FIRST": str(first),
-            "YARD_AGENT_PORT_LAST": str(first + GANG_PORTS - 1),
+            "YARD_AGENT_PORT_FIRST": str(ports_of_gangs[0]),
+            "YARD_AGENT_PORT_LAST": str(ports_of_gangs[-1]),
         }
         add("agent", number, f"agent-{node}", cell, {**here, **files, **env}, node=node)
     for partition, cell in enumerate(wanted.cells):

@@ -1,4 +1,4 @@
-"""Choose and reserve free ports of the loopback interface.
+"""Choose and reserve free ports of the loopback interface, and port ranges for gangs.
 
 A server that is down for a while does not listen, so its port looks free. For this reason, a
 process that chooses a port reserves the port until the process ends. The reservation is a lock on
@@ -10,19 +10,26 @@ import itertools
 import os
 import socket
 import tempfile
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+from yardmaster_localcluster.errors import NoGangPorts
+
 HOST: Final = "127.0.0.1"
+#: The ports of gangs, and how many of them each node of a cluster on this machine has.
+GANG_CHOICE: Final = range(29_600, 65_500)
+GANG_PORTS: Final = 100
 #: The ports to choose from. They are below the ports of outgoing connections (ip_local_port_range
-#: of Linux) and of gangs (YARD_AGENT_PORT_FIRST), so that no connection and no gang takes a chosen
-#: port before a server listens on it.
-CHOICE: Final = range(15_000, 29_600)
+#: of Linux) and of gangs, so that no connection and no gang takes a chosen port before a server
+#: listens on it.
+CHOICE: Final = range(15_000, GANG_CHOICE.start)
 #: The distance between the first ports that processes try if they choose at the same time.
 STRIDE: Final = 97
 
 _turns: Final = itertools.count(os.getpid() * STRIDE)
+_gang_turns: Final = itertools.count()
 
 
 def free_ports(count: int) -> list[int]:
@@ -42,12 +49,52 @@ def free_ports(count: int) -> list[int]:
 
 def reserve(port: int) -> bool:
     """Reserve a port until this process ends; False: it is in use or reserved elsewhere."""
+    return _lock(range(port, port + 1)) and is_free(port)
+
+
+@dataclass(slots=True)
+class GangPorts:
+    """The port ranges for gangs of one cluster's nodes, so that clusters of one machine share none.
+
+    A range is reserved on first use, until this process ends. A gang listens on its port only while
+    it runs, so a port that is not in use may still belong to a gang of another cluster.
+    """
+
+    chosen: dict[int, range] = field(default_factory=dict)
+
+    def node(self, number: int) -> range:
+        """The `GANG_PORTS` ports of node `number` of this cluster, the same at each call.
+
+        Raises:
+            NoGangPorts: other clusters have all ranges.
+        """
+        if number not in self.chosen:
+            self.chosen[number] = _free_range()
+        return self.chosen[number]
+
+
+def _free_range() -> range:
+    choice = range(GANG_CHOICE.start, GANG_CHOICE.stop, GANG_PORTS)
+    for turn in itertools.islice(_gang_turns, len(choice)):
+        first = choice[turn % len(choice)]
+        found = range(first, first + GANG_PORTS)
+        if _lock(found):
+            return found
+    raise NoGangPorts(
+        first=GANG_CHOICE.start,
+        last=GANG_CHOICE.stop - 1,
+        hint="stop another cluster of this machine, or start fewer nodes",
+    )
+
+
+def _lock(ports: range) -> bool:
+    """Reserve consecutive ports until this process ends; False: another process has one of them."""
     try:
         # The lock belongs to this process; its forks do not inherit it.
-        fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        fcntl.lockf(_reservations(), fcntl.LOCK_EX | fcntl.LOCK_NB, len(ports), ports.start)
     except BlockingIOError:
         return False
-    return is_free(port)
+    return True
 
 
 @cache

@@ -11,15 +11,18 @@ import pytest
 from yardmaster_gateway.identity.authentication import digest_of, read_token_file
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Counts, FixedPorts, Plan, Wanted, plan
+from yardmaster_localcluster.ports import GangPorts
+
+#: Of all clusters here, since a process that needs more ranges than there are shares its own.
+GANG_PORTS = GangPorts()
 
 
 def planned(tmp_path: Path, wanted: Wanted | None = None) -> dict[str, Plan]:
     data = DataLayout(tmp_path)
     wanted = wanted or Wanted()
     data.make(wanted.cells, [node for *_, node in wanted.nodes()])
-    return plan(
-        wanted, data, FixedPorts(), kafka="127.0.0.1:9092", redis="redis://127.0.0.1:6379/0"
-    )
+    kafka, redis = "127.0.0.1:9092", "redis://127.0.0.1:6379/0"
+    return plan(wanted, data, FixedPorts(), GANG_PORTS, kafka=kafka, redis=redis)
 
 
 def test_by_default_there_are_one_gateway_two_of_each_machine_and_three_agents(

@@ -92,12 +92,6 @@ def test_the_cluster_is_remembered(folder: DataDirectory) -> None:
     assert folder.cluster() is None
 
 
-def test_nodes_of_one_machine_share_no_ports() -> None:
-    cluster = plain_cluster(3, 1, PolicySpec())
-    ranges = [range(first, last + 1) for first, last in map(cluster.ports, range(3))]
-    assert len({port for ports in ranges for port in ports}) == sum(map(len, ranges))
-
-
 def test_a_cluster_file_describes_nodes_and_policy(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(

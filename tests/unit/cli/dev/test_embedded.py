@@ -73,5 +73,8 @@ def test_the_nodes_divide_the_machine_and_run_tasks_as_the_user_of_the_process(
 ) -> None:
     folder = DataDirectory.take(tmp_path / "data")
     options = Options(cluster=plain_cluster(3, 4, PolicySpec()))
-    nodes = [embedded._agent_settings(folder, options, index) for index in range(3)]
+    nodes = [
+        embedded._agent_settings(folder, options, index, range(30_000, 30_100))
+        for index in range(3)
+    ]
     assert [(node.machine_agents, node.task_users) for node in nodes] == [(3, "same")] * 3
