@@ -110,7 +110,7 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
             _labelled("Runs", f"on {', '.join(task['nodes'])} since {_at(out, task['started_at'])}")
         )
     if task.get("preparing"):
-        lines.append(_labelled("Prepares", pulling_words(task["preparing"])))
+        lines.append(_labelled("Prepares", preparing_words(task["preparing"])))
     lines += _image_lines(task)
     if task.get("wait"):
         lines.append(_labelled("Waits", _waits(out, task["wait"])))
@@ -143,8 +143,10 @@ def _image_lines(task: Row) -> list[str]:
     return [_labelled("Image", digest)] if digest else []
 
 
-def pulling_words(preparing: Row) -> str:
-    """How much has arrived of an image: `pulling image, 41 % (2 of 7 layers, 1.2 of 2.9 GiB)`."""
+def preparing_words(preparing: Row) -> str:
+    """How far the start of a task is: `pulling image, 41 % (2 of 7 layers, 1.2 of 2.9 GiB)`."""
+    if ahead := preparing["starts_ahead"]:
+        return f"waiting to start, after {count_of(ahead, 'other start')} on its node"
     done, total = preparing["bytes_done"], preparing["bytes_total"]
     layers = f"{preparing['layers_done']} of {count_of(preparing['layers'], 'layer')}"
     if not total:
@@ -351,7 +353,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
         lines += out.table(["POOL", "CODE", "ASKED", "NUMBERS"], rows, right="ASKED")
         lines += [line for wait in pools if (line := _share_line(wait))]
     if why.get("preparing"):
-        lines.append(_labelled("Prepares", pulling_words(why["preparing"])))
+        lines.append(_labelled("Prepares", preparing_words(why["preparing"])))
     lines += _image_lines(why)
     if why.get("reserved"):
         lines.append(_labelled("Waits for", reserved_words(out, why["reserved"])))

@@ -301,6 +301,11 @@ class Cell:
             nev.TaskPreparingV1(**about, layers=2, layers_done=1, bytes_done=10, bytes_total=20)
         )
 
+    def waits_to_start(self, name: str, starts_ahead: int) -> None:
+        """Report that another start of the node of a job's task has ended."""
+        about = self._about(self.task(name, 0), 0)
+        self.claim(nev.TaskPreparingV1(**about, starts_ahead=starts_ahead))
+
     def never_starts(
         self,
         name: str,

@@ -140,6 +140,7 @@ def _preparing(row: TaskRow) -> api.PreparingShown | None:
         layers_done=found.layers_done,
         bytes_done=found.bytes_done,
         bytes_total=found.bytes_total,
+        starts_ahead=found.starts_ahead,
         reported_at=rfc3339(found.at_ms),
     )
 

@@ -479,7 +479,8 @@ class CheckpointShown(Answer):
 
 
 class PreparingShown(Answer):
-    """How much has arrived of the image of a starting task, on the node of one replica.
+    """How much has arrived of the image of a starting task, on the node of one replica; or how many
+    replicas of this node start before that one, where many start at once.
 
     `bytes_total` counts the layers whose size is known yet.
     """
@@ -489,6 +490,7 @@ class PreparingShown(Answer):
     layers_done: int
     bytes_done: int
     bytes_total: int
+    starts_ahead: int
     reported_at: At
 
 

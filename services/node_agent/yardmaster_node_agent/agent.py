@@ -351,6 +351,7 @@ class _Incarnation:
             start_turns=StartTurns(
                 self._settings.starts_at_once or 2 * max(1, cpu_milli() // 1000),
                 self._metrics.starts_waiting,
+                self._ports.clock,
             ),
             users=UserPool(
                 self._ports.users,

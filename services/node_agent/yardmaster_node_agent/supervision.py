@@ -278,7 +278,8 @@ class Supervision:
                 with ending(child_span(tracer, "node_agent prepare", traceparent)):
                     await executor.prepare(launch)
             in_container = launch.run.image is not None
-            async with self._context.start_turns.turn(in_container=in_container):
+            turns = self._context.start_turns
+            async with turns.turn(in_container=in_container, report=self._report_waiting):
                 if self.replica.stop is not None:
                     return await executor.withdraw(key)
                 self.replica.image = None if launch.image is None else launch.image.digest
@@ -609,6 +610,10 @@ class Supervision:
             bytes_done=progress.bytes_done,
             bytes_total=progress.bytes_total,
         )
+        self._report("preparing", event)
+
+    def _report_waiting(self, starts_ahead: int) -> None:
+        event = TaskPreparingV1(**self._fact_fields(), starts_ahead=starts_ahead)
         self._report("preparing", event)
 
     def _report_progress(self) -> None:

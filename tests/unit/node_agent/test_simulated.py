@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from yardmaster_eventlog.errors import LogTruncated
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_node_agent.agent import Ports, run, simulated_ports
+from yardmaster_node_agent.executors.port import Execution, Launch
 from yardmaster_node_agent.executors.simulated import SimulatedExecutor
 from yardmaster_node_agent.ledger import MemoryLedger
 from yardmaster_node_agent.renewals import MemoryRenewals
@@ -26,6 +28,7 @@ from yardmaster_schemas.events.node_events import (
     NodeJoinedV1,
     SlotsReleasedV1,
     TaskExitedV1,
+    TaskPreparingV1,
     TaskStartedV1,
 )
 from yardmaster_schemas.sources import next_incarnation
@@ -88,6 +91,36 @@ async def test_a_task_takes_as_long_as_its_environment_sets(host: SimulatedHost)
         assert [e.exit_code for e in await cell.of_type(TaskExitedV1, task)] == [3]
         assert await cell.of_type(SlotsReleasedV1, task)
     await cell.assert_honest()
+
+
+class Slow:
+    """An executor whose starts wait for their turn to end."""
+
+    def __init__(self, inner: SimulatedExecutor) -> None:
+        self._inner = inner
+        self.turns = asyncio.Semaphore(0)
+
+    async def start(self, launch: Launch) -> Execution:
+        await self.turns.acquire()
+        return await self._inner.start(launch)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+async def test_tasks_that_wait_for_the_starts_of_others_report_them_while_these_end(
+    host: SimulatedHost,
+) -> None:
+    cell, slow = host.cell, Slow(host.executor)
+    cell.configure(starts_at_once=1)
+    async with cell.agent(replace(host.ports(), executor=slow)):
+        tasks = [await cell.allocate(sh("x")) for _ in range(3)]
+        await host.after(40)
+        assert not await cell.of_type(TaskPreparingV1), "no start has ended"
+        slow.turns.release()
+        await host.after(40)
+        (waits,) = await cell.of_type(TaskPreparingV1)
+        assert (waits.task_id, waits.starts_ahead) == (tasks[2], 1)
 
 
 async def test_a_signalled_task_saves_takes_its_time_and_ends(host: SimulatedHost) -> None:

@@ -502,6 +502,25 @@ async def test_the_pull_of_an_image_is_shown_for_its_task() -> None:
     assert (row.preparing.layers_done, row.preparing.bytes_done) == (2, 41)
 
 
+async def test_the_starts_before_a_task_on_its_node_are_shown() -> None:
+    log = cell()
+    admit(log)
+    log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)))
+    waits = n.TaskPreparingV1(
+        task_id=TASK,
+        attempt=1,
+        replica=0,
+        node="n1",
+        incarnation=logs.incarnation(),
+        starts_ahead=12,
+    )
+    log.claim(waits)
+    log.scheduler.cycle()
+    row = await task(await viewed(log))
+    assert row.preparing is not None
+    assert row.preparing.starts_ahead == 12
+
+
 async def test_the_digest_of_the_first_replica_is_that_of_its_task() -> None:
     log = cell()
     log.claim(logs.joined("n2"))

@@ -124,6 +124,7 @@ def _task_preparing_v1(draft: Draft, envelope: Envelope[n.TaskPreparingV1], _: o
         layers_done=data.layers_done,
         bytes_done=data.bytes_done,
         bytes_total=data.bytes_total,
+        starts_ahead=data.starts_ahead,
         at_ms=draft.now_ms,
     )
     draft.change_task(task, preparing=preparing)

@@ -186,13 +186,16 @@ class JobRow(Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
-    """How much has arrived of the image of a replica, as its agent reported it at `at_ms`."""
+    """How much has arrived of the image of a replica, or how many replicas of its node start before
+    it, as its agent reported it at `at_ms`.
+    """
 
     replica: int
     layers: int
     layers_done: int
     bytes_done: int
     bytes_total: int
+    starts_ahead: int = 0
     at_ms: int
 
 

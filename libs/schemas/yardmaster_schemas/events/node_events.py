@@ -167,11 +167,13 @@ class TaskStartedV1(Event):
 @event(NODE_EVENTS, name="TaskPreparing")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPreparingV1(Event):
-    """The image of a replica is being pulled, and something has arrived since the last report.
+    """The image of a replica is being pulled, and something has arrived since the last report; or
+    the replica waits for its turn to start, and the node has finished another start since then.
 
-    `bytes_total`: the bytes of those layers whose size is known yet. An agent writes at most one in
-    5 s and at most 1,000 of a replica. Each delays the start timeout of the attempt, until 12 hours
-    after the allocation; later ones are refused.
+    `bytes_total`: the bytes of those layers whose size is known yet. `starts_ahead`: the replicas
+    of the node that start before this one, 0 during a pull. An agent writes at most one in 5 s and
+    at most 1,000 of a pull, and as many of a wait. Each delays the start timeout of the attempt,
+    until 12 hours after the allocation; later ones are refused.
     """
 
     task_id: TaskId
@@ -179,10 +181,11 @@ class TaskPreparingV1(Event):
     replica: ReplicaIndex
     node: Name
     incarnation: Incarnation
-    layers: Count
-    layers_done: Count
-    bytes_done: Count
-    bytes_total: Count
+    layers: Count = 0
+    layers_done: Count = 0
+    bytes_done: Count = 0
+    bytes_total: Count = 0
+    starts_ahead: Count = 0
 
 
 @event(NODE_EVENTS, name="CheckpointDone")

@@ -147,6 +147,7 @@ _PREPARING: Final = {
     "layers_done": 2,
     "bytes_done": 1_288_490_188,
     "bytes_total": 3_142_676_019,
+    "starts_ahead": 0,
 }
 _CHECKPOINT: Final = {"uri": f"s3://runs/{_JOB}/step-12000", "step": 12_000, "at": _AT}
 _END: Final = {
@@ -459,7 +460,8 @@ ANSWERS: Final[Texts] = {
     "prev": ("The digest of the commit before it.", _SHA256),
     "priority": ("A smaller number is a higher priority.", 42),
     "preparing": (
-        "How much has arrived of its image, while it is pulled for a start; else null.",
+        "How much has arrived of its image, while it is pulled for a start, or how many replicas "
+        "of its node start before it; else null.",
         {**_PREPARING, "reported_at": _AT},
     ),
     "image_digest": (
@@ -477,6 +479,10 @@ ANSWERS: Final[Texts] = {
     "bytes_total": (
         "The bytes of the layers whose size is known yet.",
         _PREPARING["bytes_total"],
+    ),
+    "starts_ahead": (
+        "The replicas of the node that start before it, while it waits for its turn; else 0.",
+        _PREPARING["starts_ahead"],
     ),
     "reported_at": ("When the agent reported it.", _AT),
     "progress_permille": ("The progress that the task reported, in thousandths.", 350),

@@ -10,7 +10,7 @@ from yardmaster_cli.output.describe import (
     explain_lines,
     needs,
     numbers,
-    pulling_words,
+    preparing_words,
     refusal_words,
     task_lines,
 )
@@ -58,6 +58,7 @@ PREPARING = {
     "layers_done": 2,
     "bytes_done": 1_288_490_188,
     "bytes_total": 3_142_676_019,
+    "starts_ahead": 0,
     "reported_at": "2026-01-01T09:42:00Z",
 }
 WAIT = {
@@ -376,13 +377,18 @@ def test_explain_says_what_a_pool_lacks_in_words_that_can_be_read(
 
 def test_a_pull_is_shown_in_percent_with_its_layers_and_bytes() -> None:
     text = "pulling image, 40 % (2 of 7 layers, 1.2 of 2.9 GiB)"
-    assert pulling_words(PREPARING) == text
+    assert preparing_words(PREPARING) == text
     started = task(phase="starting", preparing=PREPARING, nodes=["n1"])
     assert f"Prepares    {text}" in "\n".join(task_lines(out(), started, []))
 
 
 def test_a_pull_of_unknown_size_is_shown_by_its_layers() -> None:
-    assert pulling_words(PREPARING | {"bytes_total": 0}) == "pulling image (2 of 7 layers)"
+    assert preparing_words(PREPARING | {"bytes_total": 0}) == "pulling image (2 of 7 layers)"
+
+
+def test_a_start_that_waits_for_others_of_its_node_says_how_many() -> None:
+    waits = PREPARING | {"starts_ahead": 12}
+    assert preparing_words(waits) == "waiting to start, after 12 other starts on its node"
 
 
 def test_show_and_explain_print_the_digest_that_all_attempts_run() -> None:

@@ -16,10 +16,10 @@ from yardmaster_schemas.events.decisions import Checkpoint, Placement
 from yardmaster_schemas.events.requests import DetailsRef
 from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait, WaitCode
 
-#: Agents report at least once in 30 s that something of an image has arrived, so a pull counts as
-#: stalled after twice this time at the earliest.
+#: Agents report at least once in 30 s that something of an image has arrived, or that a start of
+#: others has ended, so a pull or a node counts as stalled after twice this time at the earliest.
 LEAST_QUIET_S: Final = 60
-#: Reports about an image extend a start to at most this time after the allocation. Agents send
+#: Such reports extend a start to at most this time after the allocation. Agents send
 #: their last one after about 8 hours.
 MAX_PULL_S: Final = 12 * 3600
 
@@ -126,8 +126,8 @@ class Attempt:
     def start_due_ms(self, limit_s: int) -> int:
         """When all replicas must have started, if `limit_s` is the limit of the pool.
 
-        While an image is pulled, the limit counts from the last report about it, but within
-        `MAX_PULL_S`.
+        While an image is pulled, or the start waits for others on its node, the limit counts from
+        the last report about it, but within `MAX_PULL_S`.
         """
         due_ms = self.allocated_ms + limit_s * 1000
         if not self.prepared_ms:

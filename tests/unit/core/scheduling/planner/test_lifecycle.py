@@ -551,6 +551,19 @@ def test_a_pull_that_arrives_outlives_a_start_timeout_below_the_interval_of_its_
     assert only(cell.cycle(after_s=1), dec.AllocationRevokedV1).stop.code == "start_timeout"
 
 
+def test_the_start_timeout_counts_from_the_last_start_that_another_waited_for() -> None:
+    cell = Cell(start_timeout_s=100)
+    cell.node("n1", gpus=1)
+    cell.submit("job")
+    cell.cycle()
+    for ahead in (20, 12, 4):
+        assert cell.cycle(after_s=80) == []
+        cell.waits_to_start("job", ahead)
+        cell.cycle()
+    assert cell.cycle(after_s=99) == []
+    assert only(cell.cycle(after_s=1), dec.AllocationRevokedV1).stop.code == "start_timeout"
+
+
 def test_no_reports_of_a_pull_extend_a_start_beyond_its_bound() -> None:
     cell = Cell(start_timeout_s=3600)
     cell.node("n1", gpus=1)
