@@ -341,6 +341,7 @@ MEANINGS: Final = {
     "YARD_STOP_FILE": "file that exists as soon as the task is asked to stop",
     "YARD_GRACE_S": "seconds between the stop signal and the kill",
     "YARD_AGENT_URL": "address of the agent's API for this replica",
+    "YARD_AGENT_SOCKET": "Unix socket of that API; only in a container with its own network",
     "YARD_AGENT_TOKEN": "token for that API, of this attempt and replica only",
     "YARD_GPU_MILLI": "thousandths that it has of each of its GPUs",
     "YARD_GPU_MEMORY_MIB": "memory that it may use of each of its GPUs; 0 if unknown",

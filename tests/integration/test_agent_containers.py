@@ -114,7 +114,9 @@ async def test_an_agent_of_a_copied_data_directory_leaves_the_containers_of_the_
         await cell.until_output(task, "up\n")
         copy = AgentCell(tmp_path / "n2")
         copy.configure(executor="auto")
-        shutil.copytree(cell.data_dir, copy.data_dir, ignore=shutil.ignore_patterns("bell"))
+        shutil.copytree(
+            cell.data_dir, copy.data_dir, ignore=shutil.ignore_patterns("bell", "*.sock")
+        )
         assert await copy.ports().executor.sweep() == 0
         await cell.stop(task)
         assert (await cell.exit_of(task)).exit_code == 7
@@ -248,7 +250,7 @@ async def test_a_container_has_no_gpu_and_no_rights_that_it_did_not_request(
     cell: AgentCell,
 ) -> None:
     script = """
-    echo "gpus $NVIDIA_VISIBLE_DEVICES, api [$YARD_AGENT_URL]"
+    echo "gpus $NVIDIA_VISIBLE_DEVICES"
     grep -E 'CapEff|NoNewPrivs' /proc/self/status
     touch /yard/stop.json 2>/dev/null || echo "read-only"
     touch /yard/work/mine && echo "work"
@@ -257,13 +259,57 @@ async def test_a_container_has_no_gpu_and_no_rights_that_it_did_not_request(
         task = await cell.allocate(in_image(script))
         await ended(cell, task)
     assert (await cell.output(task)).split("\n") == [
-        "gpus void, api []",
+        "gpus void",
         "CapEff:\t0000000000000000",
         "NoNewPrivs:\t1",
         "read-only",
         "work",
         "",
     ]
+
+
+#: Reports checkpoints 1 and 2 to the agent's API, the second one when the file `again` exists.
+REPORTING = """
+import http.client, json, os, socket, time
+def call(method, path, body=None):
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(os.environ["YARD_AGENT_SOCKET"])
+    head = {"Authorization": "Bearer " + os.environ["YARD_AGENT_TOKEN"]}
+    connection.request(method, path, body and json.dumps(body), head)
+    return connection.getresponse().status
+try:
+    os.unlink(os.environ["YARD_AGENT_SOCKET"])
+except OSError as error:
+    print("unlink", error.strerror)
+for step in (1, 2):
+    while step == 2 and not os.path.exists("/yard/work/again"): time.sleep(0.05)
+    print(call("POST", "/v1/checkpoints", {"uri": "s3://runs/a", "step": step}), flush=True)
+"""
+
+
+async def test_a_container_reaches_the_api_of_the_agent_also_after_its_restart(
+    cell: AgentCell,
+) -> None:
+    async with cell.agent():
+        run = Run(image=CONTAINER_IMAGE, command=("python3", "-c", REPORTING))
+        task = await cell.allocate(run)
+        await cell.until_output(task, "200")
+    async with cell.agent():
+        (cell.data_dir / "containers" / f"{task}.1.0" / "work" / "again").touch()
+        await ended(cell, task)
+        assert (await cell.exit_of(task)).exit_code == 0
+    assert await cell.output(task) == "unlink Read-only file system\n200\n200\n"
+    assert (await cell.of_type(CheckpointDoneV1, task))[-1].step == 2
+
+
+async def test_a_container_without_the_api_has_its_files(cell: AgentCell) -> None:
+    cell.configure(api=False)
+    async with cell.agent():
+        task = await cell.allocate(in_image('echo "[$YARD_AGENT_URL$YARD_AGENT_SOCKET]"; ls /run'))
+        await ended(cell, task)
+    assert "[]" in await cell.output(task)
+    assert "yardmaster" not in await cell.output(task)
 
 
 async def test_what_a_container_cannot_run_is_a_failed_start_with_its_reason(

@@ -210,7 +210,7 @@ async def test_the_environment_is_the_one_that_is_documented(
     assert int(env["PET_MASTER_PORT"]) > 0
     assert env["MASTER_PORT"] == env["PET_MASTER_PORT"]
     # Variables that the shell sets itself.
-    given = {"YARD_PARAMS", "YARD_AGENT_URL", "YARD_AGENT_TOKEN"}
+    given = {"YARD_PARAMS", "YARD_AGENT_URL", "YARD_AGENT_SOCKET", "YARD_AGENT_TOKEN"}
     given |= {"MASTER_PORT", "PET_MASTER_PORT", "OLDPWD", "SHLVL", "_"}
     passed = env.keys() - expected.keys() - given
     assert all(any(fnmatchcase(name, known) for known in PASSED) for name in passed), passed

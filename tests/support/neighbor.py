@@ -5,13 +5,14 @@ the folders that the hostile task knows of it. It uses the standard library alon
 object: what it reached, by path or process.
 """
 
+import http.client
 import json
 import os
 import re
 import signal
+import socket
 import sys
-import urllib.error
-import urllib.request
+import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,17 +107,19 @@ def reach_agent(folders: Iterable[str]) -> None:
         tokens += [] if found is None else [found[1]]
     for token in tokens:
         for name, body in NOTES.items():
-            try_to("post", f"{name} {token}", lambda: post(url + name, body, token))  # noqa: B023
+            try_to("post", f"{name} {token}", lambda: post(url, name, body, token))  # noqa: B023
 
 
-def post(url: str, body: dict[str, Any], token: str) -> bool:
+def post(url: str, path: str, body: dict[str, Any], token: str) -> bool:
     """Return whether the agent accepted a note."""
+    address = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5)
+    if at := os.environ.get("YARD_AGENT_SOCKET"):
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(at)
     head = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), head, method="POST")
-    try:
-        return bool(urllib.request.urlopen(request, timeout=5).status < 300)
-    except urllib.error.HTTPError:
-        return False
+    connection.request("POST", path, json.dumps(body), head)
+    return connection.getresponse().status < 300
 
 
 def main(word: str, *folders: str) -> None:

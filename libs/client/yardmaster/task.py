@@ -22,6 +22,7 @@ reports have no effect, so the same program runs anywhere.
 import json
 import os
 import signal
+import socket
 import threading
 import urllib.parse
 from http.client import HTTPConnection, HTTPException
@@ -179,11 +180,13 @@ def _call_agent(method: str, path: str, body: dict[str, Any] | None) -> tuple[in
     url, token = os.environ.get("YARD_AGENT_URL"), os.environ.get("YARD_AGENT_TOKEN")
     if not url or not token:
         return 0, {}
-    address = urllib.parse.urlsplit(url)
+    address, path_of_socket = urllib.parse.urlsplit(url), os.environ.get("YARD_AGENT_SOCKET")
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     # Not urllib.request, because it would use a proxy from the environment.
     connection = HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
     try:
+        if path_of_socket:
+            connection.sock = _connected(path_of_socket)
         content = None if body is None else json.dumps(body)
         connection.request(method, address.path.rstrip("/") + path, content, headers)
         response = connection.getresponse()
@@ -193,6 +196,18 @@ def _call_agent(method: str, path: str, body: dict[str, Any] | None) -> tuple[in
     finally:
         connection.close()
     return response.status, answer if isinstance(answer, dict) else {}
+
+
+def _connected(path: str) -> socket.socket:
+    """A connection to the agent's Unix socket, which a container has."""
+    connected = socket.socket(socket.AF_UNIX)
+    connected.settimeout(TIMEOUT_S)
+    try:
+        connected.connect(path)
+    except OSError:
+        connected.close()
+        raise
+    return connected
 
 
 def _refuse_lower_step(checkpoint: Checkpoint) -> None:

@@ -6,9 +6,11 @@ uvicorn. A connection carries one request. Sizes, times and the number of connec
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -99,8 +101,32 @@ def listen(host: str, port: int) -> socket.socket:
         raise CannotListen(host=host, port=port, found=error.strerror or error) from error
 
 
+def listen_at(path: Path) -> socket.socket:
+    """A listening Unix socket that every user may connect to who reaches its folder.
+
+    The file of an earlier socket is replaced.
+
+    Raises: OSError: the folder cannot be made, or has no sockets.
+    """
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_DIRECTORY | os.O_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        # A path of more than 107 bytes is no address of a socket, and folders may have longer ones.
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+        path.chmod(0o666)
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.close(folder)
+    return listener
+
+
 class HttpServer:
-    """Serves `handler` on one socket."""
+    """Serves `handler` on one socket or several."""
 
     def __init__(
         self,

@@ -307,6 +307,12 @@ class _Incarnation:
                 raise
             self._ports.telemetry.warn("api_port_taken", port=kept, found=str(error))
             api.listen(0)
+        if (path := self._ports.api_socket) is not None:
+            try:
+                api.listen_at(path)
+            except OSError as error:
+                # Their files suffice for all but progress.
+                self._ports.telemetry.warn("api_socket_failed", path=str(path), found=str(error))
 
     def _open(self, api_port: int) -> AgentContext:
         """Store a new epoch for this process in the ledger, and make its context."""

@@ -1,13 +1,16 @@
 """The agent's HTTP API for its own tasks: stop, checkpoint, progress, done.
 
-It listens on the loopback interface only. The token of an attempt's replica gives access to that
-replica only. A request with another Host header, or from a web page, is refused, so that an
-attacker gets no access by a name that resolves to 127.0.0.1.
+It listens on the loopback interface and, for containers with a network of their own, on a Unix
+socket. The token of an attempt's replica gives access to that replica only. A request with another
+Host header, or from a web page, is refused, so that an attacker gets no access by a name that
+resolves to 127.0.0.1.
 """
 
 import json
 import socket
+from asyncio import TaskGroup
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -21,6 +24,7 @@ from yardmaster_runtime.http import (
     Response,
     json_response,
     listen,
+    listen_at,
 )
 
 HOST: Final = "127.0.0.1"
@@ -41,7 +45,7 @@ class TaskApi:
             on_response=lambda status: metrics.requests.labels(str(status)).inc(),
             on_connection_refused=metrics.connections_refused.inc,
         )
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
         self.port = 0
 
     def listen(self, port: int) -> None:
@@ -50,21 +54,32 @@ class TaskApi:
         Raises:
             CannotListen.
         """
-        self._listener = listen(HOST, port)
-        self.port = self._listener.getsockname()[1]
+        listener = listen(HOST, port)
+        self._listeners.append(listener)
+        self.port = listener.getsockname()[1]
+
+    def listen_at(self, path: Path) -> None:
+        """Create a Unix socket for containers; requests are served by `run`.
+
+        Raises: OSError.
+        """
+        self._listeners.append(listen_at(path))
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        assert self._listener is not None, "listen first"
-        await self._server.run(self._listener)
+        assert self._listeners, "listen first"
+        async with TaskGroup() as group:
+            for listener in self._listeners:
+                group.create_task(self._server.run(listener))
 
     def close(self) -> None:
-        """Release the port."""
-        if self._listener is not None:
-            self._listener.close()
+        """Release the port and the socket."""
+        for listener in self._listeners:
+            listener.close()
 
     async def _respond(self, request: Request) -> Response:
-        if request.headers.get("host") not in (f"{HOST}:{self.port}", f"localhost:{self.port}"):
+        names = ("localhost", f"localhost:{self.port}", f"{HOST}:{self.port}")
+        if request.headers.get("host") not in names:
             raise HttpError(403, "the Host header is not this agent's")
         if "origin" in request.headers:
             raise HttpError(403, "web pages may not use this API")

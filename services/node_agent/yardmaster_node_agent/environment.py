@@ -110,6 +110,7 @@ def _own(
         "STOP_FILE": paths.stop_file,
         "GRACE_S": "" if grace is None else grace,
         "AGENT_URL": facts.agent_url,
+        "AGENT_SOCKET": "",
         "AGENT_TOKEN": token,
         "GPU_MILLI": assignment.gpu_milli,
         "GPU_MEMORY_MIB": assignment.gpu_memory_mib

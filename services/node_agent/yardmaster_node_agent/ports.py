@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from yardmaster_eventlog.port import EventLog
@@ -95,6 +96,8 @@ class Ports:
     code: CodeFolders = field(default_factory=NoCode)
     #: Keeps the artifacts of ended replicas.
     artifacts: Artifacts = field(default_factory=NoArtifacts)
+    #: Where the API of tasks listens for containers; None: nowhere.
+    api_socket: Path | None = None
     #: Where the agent's parts report whether they are ready.
     health: Health = field(default_factory=Health)
 
@@ -107,7 +110,8 @@ _OF_USER: Final = ("HOME", "USER", "LOGNAME", "SHELL")
 class Host:
     """An executor, the ledger and the renewals that fit it, and the boot of its processes.
 
-    `users` run the replicas (None: the agent's own user does). `simulated`: there are no processes.
+    `users` run the replicas (None: the agent's own user does). `api_socket`: see `Ports`.
+    `simulated`: there are no processes.
     """
 
     executor: Executor
@@ -115,6 +119,7 @@ class Host:
     boot_id: str
     renewals: Renewals
     users: TaskUsers | None = None
+    api_socket: Path | None = None
     simulated: bool = False
 
 
@@ -153,6 +158,8 @@ def _process_host(
     else:
         telemetry.info("processes_limited", found=str(cgroups))
     processes = ProcessExecutor(root, clock, users, renewed=renewed, cgroups=cgroups)
+    # Containers mount its folder, so nothing else may be in it.
+    api_socket = settings.data_dir / "api" / "agent.sock" if new_containers else None
     containers = DockerExecutor(
         settings.data_dir / "containers",
         clock,
@@ -160,6 +167,7 @@ def _process_host(
         telemetry,
         gpus=new_containers and bool(detect_gpus().names),
         network=settings.container_network,
+        api_socket=api_socket,
         pull_idle_s=settings.pull_idle_s,
         registry_auths=settings.registry_auths,
         folders=settings.mounts,
@@ -170,6 +178,7 @@ def _process_host(
         boot_id(),
         RenewalFile(renewed),
         users,
+        api_socket,
     )
 
 
@@ -242,6 +251,7 @@ def host_ports(
         limiter=limiter,
         code=_code(settings, host, telemetry),
         artifacts=_artifacts(settings, host, clock, telemetry),
+        api_socket=host.api_socket,
         health=health or Health(),
     )
 

@@ -84,8 +84,8 @@ class Settings(PackageSettings, ArtifactSettings):
     #: Interval at which the agent checks whether the engine answers, for the executor `auto`. The
     #: node takes jobs with an image while it does.
     engine_check_s: PositiveSeconds = 15.0
-    #: The network of containers. `bridge`: each has its own, and reaches neither the agent's API
-    #: nor the other nodes of a gang, so gangs over nodes are refused; `host`: that of the node.
+    #: The network of containers. `bridge`: each has its own, and does not reach other nodes of a
+    #: gang, so gangs over nodes are refused; `host`: that of the node.
     container_network: Literal["bridge", "host"] = "bridge"
 
     #: Folders of the node that jobs may mount into containers by name, as JSON:

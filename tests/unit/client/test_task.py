@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -22,6 +24,7 @@ NAMES = (
     "CHECKPOINT_URI",
     "CHECKPOINT_STEP",
     "AGENT_URL",
+    "AGENT_SOCKET",
     "AGENT_TOKEN",
 )
 
@@ -83,6 +86,40 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
         yield served
         served.shutdown()
         thread.join()
+
+
+class SocketServer(Agent):
+    """The agent as a container with its own network reaches it."""
+
+    address_family = socket.AF_UNIX
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__()
+
+    def server_bind(self) -> None:
+        self.socket.bind(str(self.path))
+        self.server_name, self.server_port = "localhost", 0
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        return self.socket.accept()[0], ("container", 0)
+
+
+def test_in_a_container_the_agent_is_reached_through_its_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, SocketServer(Path(folder, "s")) as served:
+        thread = threading.Thread(target=served.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setenv("YARD_AGENT_URL", "http://localhost")
+        monkeypatch.setenv("YARD_AGENT_SOCKET", str(served.path))
+        monkeypatch.setenv("YARD_AGENT_TOKEN", "secret")
+        yardmaster.report_checkpoint("s3://runs/a", 1)
+        served.shutdown()
+        thread.join()
+    body = {"uri": "s3://runs/a", "step": 1}
+    assert served.requests == [("POST", "/v1/checkpoints", body, "Bearer secret")]
+    yardmaster.report_checkpoint("s3://runs/a", 2)  # the agent is away: the file remains
 
 
 def test_outside_yardmaster_nothing_stops_and_nothing_is_written(

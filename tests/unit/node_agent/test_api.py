@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import socket
+import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from yardmaster_node_agent.agent import simulated_ports
 from yardmaster_node_agent.ledger import MemoryLedger
 from yardmaster_runtime.chance import SystemChance
 from yardmaster_runtime.clock import Clock, ManualClock
-from yardmaster_runtime.http import MAX_BODY_BYTES
+from yardmaster_runtime.http import MAX_BODY_BYTES, listen_at
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.decisions import Checkpoint
 from yardmaster_schemas.events.node_events import (
@@ -360,3 +363,16 @@ async def test_a_request_may_wait_for_100_continue_before_it_sends_its_body(api:
     writer.write(body)
     assert b" 202 " in await reader.read()
     writer.close()
+
+
+async def test_a_socket_with_a_long_path_serves_containers_and_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / ("long" * 30) / "agent.sock"
+    for _ in range(2):
+        listener = listen_at(path)
+        client = socket.socket(socket.AF_UNIX)
+        folder = os.open(path.parent, os.O_DIRECTORY)
+        client.connect(f"/proc/self/fd/{folder}/agent.sock")
+        os.close(folder)
+        for each in (client, listener):
+            each.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666

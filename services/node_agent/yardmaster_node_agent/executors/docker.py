@@ -55,8 +55,9 @@ from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunId
 
 T = TypeVar("T")
 
-#: Where a replica finds its directory.
+#: Where a replica finds its directory, and the folder with the socket of the agent's API.
 INSIDE: Final = "/yard"
+API_INSIDE: Final = "/run/yardmaster"
 #: The label with the id of the agent's data directory.
 KEY_LABEL: Final = "dev.yardmaster.key"
 OWNER_BYTES: Final = 6
@@ -225,6 +226,7 @@ class DockerExecutor:
         *,
         gpus: bool = True,
         network: Network = "bridge",
+        api_socket: Path | None = None,
         pull_idle_s: float = PULL_IDLE_S,
         registry_auths: Path | None = None,
         folders: Mapping[str, HostFolder] | None = None,
@@ -235,6 +237,8 @@ class DockerExecutor:
             gpus: whether the machine has the GPUs that its slots name; without them, the slots are
                 only counted, and nothing is requested from the engine.
             network: see the setting `container_network`.
+            api_socket: the socket of the API of tasks, alone in its folder; containers with a
+                network of their own use the API there, if it exists.
             pull_idle_s, registry_auths: see the settings of these names.
             folders: the folders that jobs may mount; see the setting `mounts`.
         """
@@ -244,6 +248,7 @@ class DockerExecutor:
         self._engine = engine
         self._patience = _Patience(clock, telemetry)
         self._network = network
+        self._api_socket = api_socket
         self._images = Images(
             *(engine, clock, telemetry), idle_s=pull_idle_s, auths=RegistryAuths(registry_auths)
         )
@@ -492,9 +497,18 @@ class DockerExecutor:
         """Return the engine's description of the container."""
         run, directory, user = launch.run, self._directory(launch.key), launch.user
         env = {"HOME": f"{INSIDE}/work", **launch.env}
-        if self._network != "host":
-            # The agent's API listens on the loopback interface of the node.
-            env |= {"YARD_AGENT_URL": "", "YARD_AGENT_TOKEN": ""}
+        mounts = [*_mounts(directory.path, launch.code), *mounts_of(run.mounts, self._folders)]
+        if self._network != "host" and env.get("YARD_AGENT_URL"):
+            # The API listens on the loopback interface of the node, which is not the container's.
+            api = self._api_socket
+            if api is not None and api.is_socket():
+                env |= {
+                    "YARD_AGENT_URL": "http://localhost",
+                    "YARD_AGENT_SOCKET": f"{API_INSIDE}/{api.name}",
+                }
+                mounts.append(_mount(api.parent.absolute(), API_INSIDE, read_only=True))
+            else:
+                env |= {"YARD_AGENT_URL": "", "YARD_AGENT_TOKEN": ""}
         if not (launch.devices and self._gpus):
             # A default runtime of NVIDIA's would show all GPUs.
             env["NVIDIA_VISIBLE_DEVICES"] = "void"
@@ -513,10 +527,7 @@ class DockerExecutor:
                 "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges"],
                 "LogConfig": _LOG,
-                "Mounts": [
-                    *_mounts(directory.path, launch.code),
-                    *mounts_of(run.mounts, self._folders),
-                ],
+                "Mounts": mounts,
                 **_limits(launch, gpus=self._gpus),
             },
         }
@@ -540,15 +551,15 @@ def _mounts(directory: Path, code: Path | None) -> list[dict[str, object]]:
     The working folder is the replica's copy of the job's context, if the job has one.
     """
 
-    def mount(source: Path, name: str, *, read_only: bool = False) -> dict[str, object]:
-        target = str(Path(INSIDE, name))
-        return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
-
     return [
-        mount(directory, "", read_only=True),
-        mount(code or directory / "work", "work"),
-        mount(directory / "task", "task"),
+        _mount(directory, INSIDE, read_only=True),
+        _mount(code or directory / "work", f"{INSIDE}/work"),
+        _mount(directory / "task", f"{INSIDE}/task"),
     ]
+
+
+def _mount(source: Path, target: str, *, read_only: bool = False) -> dict[str, object]:
+    return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
 
 
 def _limits(launch: Launch, *, gpus: bool) -> dict[str, object]:
