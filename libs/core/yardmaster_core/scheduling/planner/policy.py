@@ -440,6 +440,11 @@ def no_groups(_: PoolView) -> Iterable[Group]:
     return ()
 
 
+def none_ahead(_: PoolView, __: Callable[[Group], bool]) -> Iterable[Group]:
+    """The state wakes the groups that may take over reserved slots."""
+    return ()
+
+
 #: See `Wake.offer`.
 Offer = Callable[[PoolView, Callable[[Group], bool], Set[Group], Task | None], Group | None]
 
@@ -456,7 +461,9 @@ class Wake:
             before this task. For policies whose index has `finds_fitting_groups`, so that a release
             wakes no group.
         ahead: the groups that did not fit and come before a task with reserved slots, which they
-            may take over; of groups with equal requests the first. For the same policies.
+            may take over now; of groups with equal requests the first that may start. It gets a
+            function that tells whether no limit and no rule keeps a group from starting. For the
+            same policies.
         under_limits: the groups that did not fit and count towards the limits of these projects or
             of queues above them, which are checked after tasks of these projects started. None: all
             groups that did not fit are checked.
@@ -466,7 +473,7 @@ class Wake:
 
     groups: Callable[[PoolView], Iterable[Group]] = no_groups
     offer: Offer | None = None
-    ahead: Callable[[PoolView], Iterable[Group]] = no_groups
+    ahead: Callable[[PoolView, Callable[[Group], bool]], Iterable[Group]] = none_ahead
     under_limits: Callable[[PoolView, Iterable[Project]], Iterable[Group]] | None = None
     behind: Callable[[PoolView, Task], Iterable[Group]] | None = None
 

@@ -184,17 +184,19 @@ class PoolPass:
         """
         task = group.queue.first
         owners = self.later_owners.of(task)
-        may_start = (
-            owners
-            and not group.shape.start_failed
-            and limit_reached(self.draft.state, self.pool, task) is None
-            and self._must_wait(self.view, group, task) is None
-        )
-        if not may_start:
+        if not owners or group.shape.start_failed or not self._may_start(group):
             return None
         if self.placements.find(self.pool.future, task) is not None:
             return owners if fitting else None
         return owners if self._needed_of(task, owners) else None
+
+    def _may_start(self, group: Group) -> bool:
+        """Whether no limit and no rule of the policy keeps a group from starting."""
+        task = group.queue.first
+        return (
+            limit_reached(self.draft.state, self.pool, task) is None
+            and self._must_wait(self.view, group, task) is None
+        )
 
     def _must_wait_at_limit(self, task: Task) -> bool:
         """Whether a task must wait until the tasks that were preempted for it at a limit are gone,
@@ -355,9 +357,7 @@ class PoolPass:
         equals = self.pool.index.equals
         if self.pool.index.traits.finds_fitting_groups:
             self.queue.offer_again()
-            for group in self.policy.wake.ahead(self.view):
-                if self._owners_to_pass(group):
-                    self.pool.reconsider(group)
+            self._reconsider_ahead()
         else:
             self.queue.add_equals()
             blocked = wake_index.blocked(self.pool) if equals is None else equals.others
@@ -375,6 +375,14 @@ class PoolPass:
             self.decisions.stop(victim, stop)
         for group in self.policy.wake.groups(self.view):
             self.pool.reconsider(group)
+        if not self.pool.recheck:
+            self._reconsider_ahead()
+
+    def _reconsider_ahead(self) -> None:
+        """Reconsider the groups that take over slots reserved for a task behind them."""
+        for group in self.policy.wake.ahead(self.view, self._may_start):
+            if self._owners_to_pass(group):
+                self.pool.reconsider(group)
 
     def recheck_limits(self, projects: Iterable[Project]) -> None:
         """Reconsider groups that keep others pending but have reached a limit since other tasks of
@@ -665,6 +673,7 @@ class PoolPass:
         needed = self.victim_search.for_task(task, owners)
         if not needed:
             self.later_owners.note_insufficient(task, owners)
+            return []
         return needed if self.policy.preemption.takes_over(self.view, task, needed) else []
 
     def _preempt_for(

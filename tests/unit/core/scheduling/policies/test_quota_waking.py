@@ -6,14 +6,15 @@ import pytest
 from pydantic_core import from_json
 
 from tests.unit.core.scheduling.planner.test_growth import counted
-from tests.unit.core.scheduling.reading import all_of, started, stopped, waits
+from tests.unit.core.scheduling.policies.test_quota import QuotaCell
+from tests.unit.core.scheduling.reading import all_of, only, started, stopped, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner.pool_pass import PoolPass
 from yardmaster_core.testing import Cell
 from yardmaster_schemas import plain
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import requests as req
-from yardmaster_schemas.reasons import PolicyStop
+from yardmaster_schemas.reasons import DropCode, PolicyStop
 from yardmaster_schemas.resources import Resources
 
 
@@ -193,3 +194,62 @@ def test_a_task_passes_one_that_no_victims_can_help_any_more() -> None:
     assert stopped(cell.run_until_idle()) == ["small"]
     cell.ends("small")
     assert started(cell.run_until_idle()) == ["fixed", "behind"]
+
+
+def waits_before_reserved_slots(projects: int = 1, **options: Any) -> QuotaCell:
+    """Return a cell in which each project has a task `behind` with 2 reserved GPUs, for which a
+    task stops slowly, and waits for all 3 GPUs of that node; a task of `q` holds the other one.
+
+    With 3 GPUs instead of the reserved ones a project holds no more than its share; with 5 it
+    would, so it reclaims nothing.
+    """
+    cell = QuotaCell({"z": 4}, **options)
+    cell.entitle_to("q", projects)
+    cell.entitle_to("z", 4)
+    cell.submit("z", project="z", gpus=4, preemptible=False)
+    cell.run()
+    for number in range(projects):
+        cell.entitle_to(f"p{number}", 3)
+        cell.node(f"n{number}", gpus=3)
+        cell.submit(f"other{number}x", project="q", gpus=1, preemptible=False)
+        cell.submit(f"slow{number}x", project="z", gpus=2, grace_s=6000)
+        cell.run()
+    for number in range(projects):
+        cell.submit(f"behind{number}x", project=f"p{number}", gpus=2, priority=60)
+    cell.cycle(after_s=1)
+    assert all(cell.task(f"behind{number}x").reserved for number in range(projects))
+    for number in range(projects):
+        cell.submit(f"first{number}x", project=f"p{number}", gpus=3, priority=30)
+    cell.run_until_idle()
+    return cell
+
+
+@pytest.mark.parametrize("projects", [4, 16])
+def test_a_released_gpu_lets_a_task_take_over_slots_of_one_behind_it(
+    projects: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = waits_before_reserved_slots(projects)
+    (owner,) = cell.state.nodes[cell.slots_of("other1x")[0][0]].reserved
+    asked = counted(monkeypatch, PoolPass, "_owners_to_pass")
+    cell.ends("other1x")
+    drop = only(cell.run_until_idle(), dec.ReservationDroppedV1)
+    assert (drop.task_id, drop.code) == (owner.id, DropCode.PASSED)
+    assert drop.for_task is not None
+    assert cell.state.task(drop.for_task).job.project is owner.job.project
+    assert asked[0] <= 4
+    assert_sound(cell.state)
+
+
+def test_a_larger_share_lets_a_task_take_over_slots_of_one_behind_it() -> None:
+    """No node and no task of the project changes meanwhile."""
+    cell = waits_before_reserved_slots(over_quota="weight")
+    cell.entitle_to("p0", 2)
+    cell.entitle_to("z", 4, over_quota=False)
+    cell.entitle_to("w", 0, weight=100)
+    cell.submit("rival", project="w", gpus=4)
+    cell.run_until_idle()
+    cell.ends("other0x")
+    assert not all_of(cell.run_until_idle(), dec.ReservationDroppedV1)
+    cell.cancel("rival")
+    drop = only(cell.run_until_idle(), dec.ReservationDroppedV1)
+    assert drop.for_task == cell.task("first0x").id

@@ -20,9 +20,10 @@ state, when the policy next reads the tree. So the cost of a cycle depends on th
 | `_never_starts` | nodes, limits, deserved amounts | emptied when these change |
 | sets of leaves | amounts, shares, `blocked`, victims | queues in `_unchecked`, by the policy |
 
-The sets of leaves are `below_share`, `may_preempt_own` and `reason_stale`; `at_limit` is the set of
-those with groups that wait for a limit. A project without a queue gets one when it is read. After a
-change of nodes all groups are stale.
+The sets of leaves are `below_share`, `may_preempt_own`, `reason_stale`, `before_owners`,
+`gangs_before_owners` and `refused_owners`; `at_limit` is the set of those with groups that wait for
+a limit. A project without a queue gets one when it is read. After a change of nodes all groups are
+stale.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -155,7 +156,15 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.may_preempt_own: dict[Queue, None] = {}
         #: Leaves with blocked groups that wait for another reason than the recorded one.
         self.reason_stale: dict[Queue, None] = {}
-        #: Queues whose membership in these three sets must be checked again.
+        #: Leaves with blocked groups that come before a task of their project with reserved slots.
+        self.before_owners: dict[Queue, None] = {}
+        #: Of these, the leaves with gangs, each with the gpu_milli that one of them needs at least,
+        #: apart from what is reserved for the project.
+        self.gangs_before_owners: dict[Queue, int] = {}
+        #: Of all these, the leaves with a group that a rule, not capacity, may have kept from
+        #: taking over such slots when it was last asked; also those that were not asked yet.
+        self.refused_owners: dict[Queue, None] = {}
+        #: Queues whose membership in these sets must be checked again.
         self._unchecked: dict[Queue, None] = {}
         #: Leaves with groups that wait for a limit.
         self.at_limit: dict[Queue, None] = {}
@@ -270,8 +279,8 @@ class QuotaIndex(ClaimingIndex[Project]):
 
     def take_unchecked(self, state: CellView) -> Sequence[Queue]:
         """Return the leaves with other amounts, another share or other blocked groups than when
-        they were last taken. The caller adds these leaves to `may_preempt_own` and `reason_stale`,
-        or removes them; `below_share` is up to date.
+        they were last taken. The caller adds these leaves to the sets of leaves, or removes them;
+        `below_share` is up to date.
         """
         self.divide(state)
         unchecked = [queue for queue in self._unchecked if queue.is_project]
@@ -365,6 +374,9 @@ class QuotaIndex(ClaimingIndex[Project]):
         self.below_share.clear()
         self.may_preempt_own.clear()
         self.reason_stale.clear()
+        self.before_owners.clear()
+        self.gangs_before_owners.clear()
+        self.refused_owners.clear()
         self.at_limit.clear()
         self._unchecked.clear()
         self._usage_stale = bool(self.traits.usage_half_life_ms)

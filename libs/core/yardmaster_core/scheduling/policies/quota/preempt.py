@@ -103,6 +103,16 @@ def may_preempt(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     return _stays_within_share(view, task, more) and reclaiming_task(view, task, more) is None
 
 
+def may_take_over(view: PoolView, task: Task, owners: Sequence[Task]) -> bool:
+    """Whether a task may take over the reserved slots of these tasks behind it; if not, other
+    changes than those of capacity may let it, so note its project.
+    """
+    permitted = may_preempt(view, task, owners)
+    if not permitted:
+        index_of(view).refused_owners[queue_of(view, task)] = None
+    return permitted
+
+
 def _may_preempt_at_limit(view: PoolView, task: Task, victims: Sequence[Task]) -> bool:
     """As `may_preempt`; note the task that would reclaim slots, for `at_limit_wait`."""
     more = _more_held(view, task, victims)

@@ -58,7 +58,7 @@ from yardmaster_core.scheduling.policies.quota.listing import (
 )
 from yardmaster_core.scheduling.policies.quota.options import QuotaOptions, follows_kai
 from yardmaster_core.scheduling.policies.quota.order import QueueOrder
-from yardmaster_core.scheduling.policies.quota.preempt import AT_LIMIT, PREEMPT, may_preempt
+from yardmaster_core.scheduling.policies.quota.preempt import AT_LIMIT, PREEMPT, may_take_over
 from yardmaster_core.scheduling.policies.quota.project_order import order_in_project
 from yardmaster_core.scheduling.policies.quota.ranks import changed_ranks
 from yardmaster_core.scheduling.policies.quota.reclaim import RECLAIM
@@ -147,7 +147,7 @@ QUOTA: Final = Policy(
         actions=actions,
         no_victims_wait=no_victims_wait,
         precedence=project_precedence,
-        takes_over=may_preempt,
+        takes_over=may_take_over,
         within_project=True,
         at_limit=at_limit,
     ),

@@ -122,6 +122,7 @@ def _check(view: PoolView, queues: Iterable[Queue]) -> None:
         set_member(index.may_preempt_own, project_queue, preempts_own)
         has_stale_reason = any(_has_stale_reason(view, group) for group in project_queue.blocked)
         set_member(index.reason_stale, project_queue, has_stale_reason)
+        _check_owners(view, project_queue)
 
 
 def _may_claim(view: PoolView, group: Group) -> bool:
@@ -150,8 +151,8 @@ def _that_preempt(view: PoolView) -> Iterator[Group]:
     index, pool = index_of(view), view.pool
     for project_queue in (*index.changed_queues(view.state), *index.may_preempt_own):
         yield from (group for group in project_queue.blocked if _preempts_own(view, group))
-    for capacity_milli, preemptible in _changed_nodes(view):
-        for project, preemptible_milli in preemptible.items():
+    for node, capacity_milli in _changed_nodes(view):
+        for project, preemptible_milli in _preemptible_milli(node).items():
             project_queue = index.queue_of(view.state, project)
             for group in project_queue.blocked:
                 shape = group.shape
@@ -170,8 +171,8 @@ def _that_preempt_at_limit(view: PoolView) -> Iterator[Group]:
     index = index_of(view)
     #: By project, the most gpu_milli that one of its nodes could have; None: any.
     most: dict[Queue, int | None] = dict.fromkeys(index.changed_queues(view.state))
-    for capacity_milli, preemptible in _changed_nodes(view):
-        for project, preemptible_milli in preemptible.items():
+    for node, capacity_milli in _changed_nodes(view):
+        for project, preemptible_milli in _preemptible_milli(node).items():
             project_queue = index.queue_of(view.state, project)
             known = most.get(project_queue, 0)
             if known is not None:
@@ -227,15 +228,13 @@ def _left_after_stops(project_queue: Queue) -> Bounds:
     return gpu, cpu, memory
 
 
-def _changed_nodes(view: PoolView) -> Iterator[tuple[int, dict[Project, int]]]:
-    """Yield, for each changed node that takes tasks, the gpu_milli that it will have free, and what
-    preemptible tasks of each project hold there.
-    """
+def _changed_nodes(view: PoolView) -> Iterator[tuple[Node, int]]:
+    """Yield the changed nodes that take tasks, each with the gpu_milli that it will have free."""
     pool = view.pool
     for ordinal in index_of(view).changed_nodes:
         node, capacity = pool.nodes.get(ordinal), pool.future.capacities.get(ordinal)
         if node is not None and capacity is not None:
-            yield capacity.gpu_milli, _preemptible_milli(node)
+            yield node, capacity.gpu_milli
 
 
 def _preemptible_milli(node: Node) -> dict[Project, int]:
@@ -384,23 +383,112 @@ def offer(
     return None
 
 
-def ahead_of_owners(view: PoolView) -> Iterator[Group]:
-    """Yield the groups of projects that changed that did not fit and come before a task of their
-    project with reserved slots; of groups with equal requests the first, because it comes before
-    the most of these tasks.
+def ahead_of_owners(view: PoolView, may_start: Callable[[Group], bool]) -> Iterator[Group]:
+    """Yield the groups that did not fit and may take over slots of a task behind them now, as
+    something changed that it depends on: their project, its share, or the capacity of nodes.
     """
-    blocked = _blocked(view)
-    for project_queue in index_of(view).changed_queues(view.state):
-        placed = blocked.groups_of(project_queue)
-        last = next((row[0] for row in reversed(placed) if row[-1].reserved.live), None)
-        seen: set[Request] = set()
-        for place, *_, group in placed:
-            if last is None or place >= last:
-                break
-            request = request_of(group)
-            if group.queue.live and not group.shape.start_failed and request not in seen:
-                seen.add(request)
-                yield group
+    index, pool = index_of(view), view.pool
+    if not index.anything_changed(view.state):
+        return
+    asked = dict.fromkeys((*index.changed_queues(view.state), *index.refused_owners))
+    for project_queue in asked:
+        yield from _ahead_in(view, project_queue, may_start)
+    if not index.changed_nodes:
+        return
+    most, free_milli = _most_with_reserved(view), pool.future.free_milli
+    for project_queue, short_milli in index.gangs_before_owners.items():
+        if short_milli <= free_milli:
+            most.setdefault(project_queue, -1)
+    for project_queue, milli in most.items():
+        if project_queue in index.before_owners and project_queue not in asked:
+            in_all = free_milli + project_queue.reserved[0]
+            yield from _ahead_in(view, project_queue, may_start, (milli, in_all))
+
+
+def _ahead_in(
+    view: PoolView,
+    project_queue: Queue,
+    may_start: Callable[[Group], bool],
+    most: tuple[int, int] | None = None,
+) -> Iterator[Group]:
+    """Yield the groups of a project that did not fit and come before a task with reserved slots.
+
+    Of groups with equal requests that may start it is the first, because it comes before the most
+    of these tasks. Whether rules refuse one of them is noted in `refused_owners` of the index.
+
+    `most`: the gpu_milli that one node, and all nodes together, could have free; None: any.
+    """
+    index = index_of(view)
+    index.refused_owners.pop(project_queue, None)
+    seen: set[Request] = set()
+    for group in _before_owners(view, project_queue):
+        request, shape = request_of(group), group.shape
+        if request in seen:
+            continue
+        if most is not None and view.pool.least_milli(shape) > most[_is_gang(group)]:
+            continue
+        if may_start(group):
+            seen.add(request)
+            yield group
+        else:
+            index.refused_owners[project_queue] = None
+
+
+def _check_owners(view: PoolView, project_queue: Queue) -> None:
+    """Update whether a leaf is in the sets of leaves before owners of the index."""
+    index, groups = index_of(view), list(_before_owners(view, project_queue))
+    set_member(index.before_owners, project_queue, bool(groups))
+    # Its share, or the amounts of its tasks, may let it take over slots now.
+    set_member(index.refused_owners, project_queue, bool(groups))
+    gangs = [view.pool.least_milli(group.shape) for group in groups if _is_gang(group)]
+    if gangs:
+        index.gangs_before_owners[project_queue] = min(gangs) - project_queue.reserved[0]
+    else:
+        index.gangs_before_owners.pop(project_queue, None)
+
+
+def _is_gang(group: Group) -> bool:
+    """Whether the slots of a task may be on several nodes."""
+    return group.shape.replicas > 1 or group.shape.whole_nodes
+
+
+def _before_owners(view: PoolView, project_queue: Queue) -> Iterator[Group]:
+    """Yield the groups of a project that did not fit and come before a task with reserved slots, in
+    order.
+    """
+    if not any(group.reserved.live for group in project_queue.blocked):
+        return
+    placed = _blocked(view).groups_of(project_queue)
+    last = next(row[0] for row in reversed(placed) if row[-1].reserved.live)
+    for place, *_, group in placed:
+        if place >= last:
+            return
+        if group.queue.live and not group.shape.start_failed:
+            yield group
+
+
+def _most_with_reserved(view: PoolView) -> dict[Queue, int]:
+    """Return the most gpu_milli that a changed node could have free for each project that has
+    reserved slots there, if it had them no more.
+    """
+    index = index_of(view)
+    most: dict[Queue, int] = {}
+    for node, capacity_milli in _changed_nodes(view):
+        for project, reserved_milli in _reserved_milli(node).items():
+            queue = index.queue_of(view.state, project)
+            most[queue] = max(most.get(queue, 0), capacity_milli + reserved_milli)
+    return most
+
+
+def _reserved_milli(node: Node) -> dict[Project, int]:
+    """Return the gpu_milli that are reserved on a node for tasks of each project."""
+    reserved: dict[Project, int] = {}
+    for task, replicas in node.reserved.items():
+        assert task.reserved is not None
+        placements = (task.reserved.placements[replica] for replica in replicas)
+        milli = sum(placement.gpu_milli * len(placement.slots) for placement in placements)
+        reserved[task.job.project] = reserved.get(task.job.project, 0) + milli
+    return reserved
 
 
 def _fitting(view: PoolView, fits: Callable[[Group], bool]) -> list[frozenset[Request]]:
