@@ -1,12 +1,11 @@
 """Many containers, and agents that are killed; the engine is the test's own."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.docker_engine import IMAGE, OwnEngine, can_start, own_engine
+from tests.support.docker_engine import IMAGE, OwnEngine
 from tests.support.half_open import collect_half_open
 from tests.support.kills import LEAVES_SOCKETS, killed_at
 from tests.support.node_agent import AgentCell
@@ -20,14 +19,6 @@ CYCLES = 500
 AT_ONCE = 6
 #: One cycle in five has an agent that is killed, and another a container that runs to its end.
 OF = 5
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[OwnEngine]:
-    if not can_start():
-        pytest.skip("needs root and dockerd")
-    with own_engine() as engine:
-        yield engine
 
 
 async def cycle(executor: Executor, key: ReplicaKey, *, runs: bool = True) -> None:
@@ -50,12 +41,12 @@ async def clear(executor: Executor, key: ReplicaKey) -> None:
 
 @LEAVES_SOCKETS
 async def test_500_containers_and_killed_agents_leave_nothing(
-    engine: OwnEngine, tmp_path: Path
+    docker_engine: OwnEngine, tmp_path: Path
 ) -> None:
     """Each further agent that is killed is killed two waits later."""
     cell = await AgentCell(tmp_path / "n1").open()
-    cell.configure(executor="auto", engine_socket=engine.socket, task_users="same")
-    before = await asyncio.to_thread(engine.holds)
+    cell.configure(executor="auto", engine_socket=docker_engine.socket, task_users="same")
+    before = await asyncio.to_thread(docker_engine.holds)
     agent, left, killed = cell.ports().executor, iter(range(CYCLES)), 0
 
     async def work() -> None:
@@ -73,7 +64,7 @@ async def test_500_containers_and_killed_agents_leave_nothing(
             group.create_task(work())
     assert killed > CYCLES // OF // 2
     await cycle(cell.ports().executor, ReplicaKey(f"{CYCLES:012d}.0", 1, 0), runs=False)
-    after = await asyncio.to_thread(engine.holds)
+    after = await asyncio.to_thread(docker_engine.holds)
     assert after == before
     assert list((cell.data_dir / "containers").iterdir()) == []
     await cell.log.close()

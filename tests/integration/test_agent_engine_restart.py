@@ -1,13 +1,12 @@
 """Containers of an engine that is restarted; the engine is the test's own."""
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.docker_engine import IMAGE, OwnEngine, can_start, own_engine
+from tests.support.docker_engine import IMAGE, OwnEngine, until_there
 from tests.support.half_open import collect_half_open
 from tests.support.node_agent import AgentCell
 from yardmaster_schemas.events.details import Run
@@ -22,32 +21,16 @@ while :; do n=$((n + 1)); echo "line $n"; sleep 0.01; done
 """
 
 
-def until_there(path: Path) -> None:
-    """Wait until a file exists."""
-    deadline_s = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline_s, f"{path} is not there"
-        time.sleep(0.01)
-
-
 async def restart(engine: OwnEngine, end: str) -> None:
     """End the engine in one of its ways, and start it."""
     await asyncio.to_thread(getattr(engine, end))
     await asyncio.to_thread(engine.start)
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[OwnEngine]:
-    if not can_start():
-        pytest.skip("needs root and dockerd")
-    with own_engine() as engine:
-        yield engine
-
-
 @pytest.fixture
-async def cell(engine: OwnEngine, tmp_path: Path) -> AsyncIterator[AgentCell]:
+async def cell(docker_engine: OwnEngine, tmp_path: Path) -> AsyncIterator[AgentCell]:
     cell = await AgentCell(tmp_path / "n1").open()
-    cell.configure(executor="auto", engine_socket=engine.socket)
+    cell.configure(executor="auto", engine_socket=docker_engine.socket)
     yield cell
     await cell.ports().executor.sweep()
     await cell.assert_honest()
@@ -58,7 +41,7 @@ async def cell(engine: OwnEngine, tmp_path: Path) -> AsyncIterator[AgentCell]:
 @pytest.mark.parametrize("end", ["kill", "stop", "lose"])
 @pytest.mark.parametrize("agent_away", [False, True])
 async def test_a_restart_of_the_engine_is_not_the_fault_of_a_task_and_keeps_its_output(
-    cell: AgentCell, engine: OwnEngine, end: str, agent_away: bool
+    cell: AgentCell, docker_engine: OwnEngine, end: str, agent_away: bool
 ) -> None:
     # Without a handler, the exit alone shows an agent that was away what the engine did.
     script = COUNTS.replace("trap", "# trap") if agent_away else COUNTS
@@ -66,10 +49,10 @@ async def test_a_restart_of_the_engine_is_not_the_fault_of_a_task_and_keeps_its_
         task = await cell.allocate(Run(script=script, image=IMAGE))
         await cell.until_output(task, "line 20\n")
         if not agent_away:
-            await restart(engine, end)
+            await restart(docker_engine, end)
             await cell.exit_of(task)
     if agent_away:
-        await restart(engine, end)
+        await restart(docker_engine, end)
     async with cell.agent():
         exited = await cell.exit_of(task)
         await cell.ended(task)
@@ -79,7 +62,7 @@ async def test_a_restart_of_the_engine_is_not_the_fault_of_a_task_and_keeps_its_
 
 
 async def test_the_exit_of_a_container_that_ends_while_its_engine_is_away_is_seen(
-    cell: AgentCell, engine: OwnEngine
+    cell: AgentCell, docker_engine: OwnEngine
 ) -> None:
     script = (
         "echo one; while [ ! -e /yard/work/go ]; do sleep 0.01; done; touch /yard/work/gone; exit 3"
@@ -88,10 +71,10 @@ async def test_the_exit_of_a_container_that_ends_while_its_engine_is_away_is_see
         task = await cell.allocate(Run(script=script, image=IMAGE, working_dir="."))
         await cell.until_output(task, "one")
         work = cell.data_dir / "containers" / f"{task}.1.0" / "work"
-        await asyncio.to_thread(engine.kill)
+        await asyncio.to_thread(docker_engine.kill)
         (work / "go").touch()
-        await asyncio.to_thread(until_there, work / "gone")
-        await asyncio.to_thread(engine.start)
+        await until_there(work / "gone")
+        await asyncio.to_thread(docker_engine.start)
         exited = await cell.exit_of(task)
         await cell.ended(task)
     assert exited.exit_code == 3

@@ -1,5 +1,6 @@
 """A Docker engine of a test's own, which the test may kill."""
 
+import asyncio
 import io
 import os
 import re
@@ -16,6 +17,8 @@ from tempfile import TemporaryDirectory
 from yardmaster_node_agent.executors import procfs
 
 START_LIMIT_S = 60
+#: Seconds that a test waits for a file; other work may slow a container down.
+FILE_LIMIT_S = 120
 #: The image of `make_image`, and what it has.
 IMAGE = "shell:test"
 PROGRAMS = ("sh", "sleep", "touch")
@@ -95,6 +98,10 @@ class OwnEngine:
         found["file systems"] = {each.name for each in folders.iterdir()}
         return found
 
+    def log_files(self) -> int:
+        """Return the number of files of the containers' output that the engine keeps."""
+        return len(list((self.folder / "data" / "containers").glob("*/local-logs/container.log*")))
+
     def kill(self) -> None:
         """Kill the engine; its containers continue."""
         self._end(signal.SIGKILL)
@@ -128,6 +135,14 @@ def _words(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+async def until_there(path: Path) -> None:
+    """Wait until a file exists."""
+    deadline_s = time.monotonic() + FILE_LIMIT_S
+    while not await asyncio.to_thread(path.exists):
+        assert time.monotonic() < deadline_s, f"{path} is not there"
+        await asyncio.sleep(0.01)
 
 
 def can_start() -> bool:

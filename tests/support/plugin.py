@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import containers, forks
 from tests.support.containers import KafkaContainer, RedisContainer
+from tests.support.docker_engine import OwnEngine, can_start, own_engine
 from tests.support.half_open import collect_half_open
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.redis_server import RedisServer
@@ -46,6 +47,15 @@ def redis_server(
     else:
         with RedisServer(tmp_path_factory.mktemp("redis")) as server:
             yield server
+
+
+@pytest.fixture(scope="module")
+def docker_engine() -> Iterator[OwnEngine]:
+    """An engine of the module's own, which its tests may kill and restart."""
+    if not can_start():
+        pytest.skip("needs root and dockerd")
+    with own_engine() as engine:
+        yield engine
 
 
 def pytest_unconfigure() -> None:

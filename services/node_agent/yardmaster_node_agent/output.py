@@ -101,6 +101,13 @@ class OutputShipper:
         self._arrived = True
         return True
 
+    def behind(self, files: ReplicaFiles) -> bool:
+        """Return whether there is at least a whole piece of output that is to be shipped now."""
+        if self._replica.output.cut:
+            return False
+        positions = zip(_STREAMS, self._positions, strict=True)
+        return any(files.output_size(name) - at >= PIECE_BYTES for name, at in positions)
+
     def skip_to_tail(self, files: ReplicaFiles) -> None:
         """Skip all output that is not shipped yet, except the newest bytes of both streams (tail).
 

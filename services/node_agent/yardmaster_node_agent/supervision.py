@@ -74,6 +74,8 @@ from yardmaster_schemas.resources import is_fraction
 KILL_AGAIN_S: Final = 0.2
 #: Seconds that the other processes of a replica may live after the end of its main process.
 LINGER_S: Final = 0.1
+#: The most batches of its output that a replica ships in one tick; others get their turn then.
+BATCHES_A_TICK: Final = 8
 #: Seconds after which an executor is asked again for a replica whose phase is unknown.
 ASK_AGAIN_S: Final = 1.0
 
@@ -494,7 +496,10 @@ class Supervision:
         """Ship the output at every tick. This is not part of `_poll_files`: appends may be slow."""
         while True:
             await self._clock.sleep(self._context.settings.tick_s)
-            await self._output.ship(execution.files)
+            for _ in range(BATCHES_A_TICK):
+                shipped = await self._output.ship(execution.files)
+                if not (shipped and self._output.behind(execution.files)):
+                    break
 
     async def _end_orphans(self, execution: Execution) -> None:
         """Kill the processes that are still alive after the main process has ended."""

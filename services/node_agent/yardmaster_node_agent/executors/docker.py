@@ -18,6 +18,7 @@ import asyncio
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,7 +71,7 @@ ENGINE_STOP_S: Final = 15.0
 #: Pauses (s) between two questions to an engine that does not answer.
 PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 #: The engine's log keeps this much output of a container for an agent that is away.
-_LOG: Final = {"Type": "local", "Config": {"max-size": "32m", "max-file": "4", "compress": "false"}}
+_LOG: Final = {"Type": "local", "Config": {"max-size": "8m", "max-file": "16", "compress": "false"}}
 _STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
 
 #: Seconds without any bytes after which a pull counts as failed.
@@ -180,8 +181,12 @@ class ContainerExecution:
         return -2 < ended_s - copied_ms / 1000 < ENGINE_STOP_S
 
     async def gone(self) -> None:
-        """Wait until the container has ended, and its output was copied."""
-        await self.exited()
+        """Wait until the container has ended: then none of its processes is left."""
+        while True:
+            found = await self._patience.answer(lambda: self._engine.inspect(self.identity.id))
+            if found is None or _has_ended(found["State"]):
+                return
+            await self._patience.pause()
 
     async def signal(self, number: int) -> None:
         """Send a signal to the main program, which the engine's init process forwards.
@@ -205,13 +210,37 @@ class ContainerExecution:
         if not self.files.exists:
             return
         spool = Spool(self.files.path / stream)
-        output = self._engine.output(self.identity.id, stream, spool.since, follow=follow)
-        try:
+        if not follow:
+            await self._read(stream, spool)
+            return
+        with suppress(EngineAway):
+            while not await self._follow(stream, spool):
+                await self._read(stream, spool)
+
+    async def _follow(self, stream: StreamName, spool: Spool) -> bool:
+        """Copy output as it comes; return False if the log must be read before more is copied.
+
+        Raises: EngineAway.
+        """
+        output = self._engine.output(self.identity.id, stream, spool.begin(), follow=True)
+        async with aclosing(output):
             async for parts in output:
-                spool.add(parts)
-        except EngineAway:
-            if not follow:
-                raise
+                if not spool.follow(parts):
+                    return False
+        return True
+
+    async def _read(self, stream: StreamName, spool: Spool) -> None:
+        """Copy the output that is in the engine's log now.
+
+        Raises: EngineAway.
+        """
+        while True:
+            output = self._engine.output(self.identity.id, stream, spool.begin(), follow=False)
+            async with aclosing(output):
+                async for parts in output:
+                    spool.add(parts)
+            if spool.complete():
+                return
 
 
 class DockerExecutor:

@@ -12,7 +12,7 @@ import json
 import re
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -35,6 +35,8 @@ _NO_IDLE: Final = httpx.Limits(max_connections=None, max_keepalive_connections=0
 _HEAD: Final = struct.Struct(">BxxxL")
 #: The stream of a frame that is an error of the engine, and no output.
 _ERROR: Final = 3
+#: About the most bytes of output that are read ahead of their consumer.
+_AHEAD_BYTES: Final = 2**20
 #: Names that may be the beginning of an id.
 _HEX: Final = re.compile(r"(?:sha256:)?[0-9a-f]+")
 #: The most bytes of an engine's error message that are kept.
@@ -228,8 +230,8 @@ class Engine:
 
     async def output(
         self, container_id: str, stream: Literal["stdout", "stderr"], since: str, *, follow: bool
-    ) -> AsyncIterator[list[OutputPart]]:
-        """Yield the output of a stream from a time on (s, with nanoseconds).
+    ) -> AsyncGenerator[list[OutputPart], None]:
+        """Yield the output of a stream from a time on (s, with nanoseconds), many parts at a time.
 
         `follow`: also later output, as it comes, until the container ends; then EngineAway is also
         raised after `ANSWER_S` without output.
@@ -241,11 +243,13 @@ class Engine:
         async with self._open("GET", path, query) as answer:
             if answer.status_code != httpx.codes.OK:
                 return
-            async for chunk in answer.aiter_bytes():
-                rest += chunk
-                frames, rest = _frames(rest)
-                if frames:
-                    yield [OutputPart.of(frame) for frame in frames]
+            async with aclosing(_joined(answer)) as arrived:
+                async for data in arrived:
+                    frames, rest, error = _frames(rest + data)
+                    if frames:
+                        yield [OutputPart.of(frame) for frame in frames]
+                    if error is not None:
+                        raise EngineAway(error)
 
     async def _ask(
         self,
@@ -326,10 +330,49 @@ class Engine:
             raise EngineAway(f"{self._socket}: what answers is no container engine") from None
 
 
-def _frames(data: bytes) -> tuple[list[bytes], bytes]:
-    """Split the whole frames off; return them and the rest.
+async def _joined(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Yield all bytes of an answer that have arrived, as soon as there are any.
 
-    Raises: EngineAway: the engine could not read more of its log.
+    The engine sends each line as a chunk of its own. The consumer writes to a disk each time, which
+    takes longer than to read many lines.
+    """
+    arrived, more, taken = bytearray(), asyncio.Event(), asyncio.Event()
+    closed = False
+
+    async def read() -> None:
+        async for chunk in answer.aiter_bytes():
+            arrived.extend(chunk)
+            more.set()
+            while len(arrived) >= _AHEAD_BYTES and not closed:
+                taken.clear()
+                await taken.wait()
+
+    reader = asyncio.create_task(read())
+    reader.add_done_callback(lambda _: more.set())
+    try:
+        ended = False
+        while not ended:
+            await more.wait()
+            more.clear()
+            ended = reader.done()
+            data = bytes(arrived)
+            arrived.clear()
+            taken.set()
+            if data:
+                yield data
+        await reader
+    finally:
+        # httpcore does not close a connection if its reader is cancelled while it closes it.
+        closed = True
+        taken.set()
+        await answer.aclose()
+        await asyncio.gather(reader, return_exceptions=True)
+
+
+def _frames(data: bytes) -> tuple[list[bytes], bytes, str | None]:
+    """Split the whole frames off; return them, the rest, and the engine's error after them.
+
+    After an error, the engine sends no more of its log.
     """
     frames: list[bytes] = []
     at = 0
@@ -339,10 +382,10 @@ def _frames(data: bytes) -> tuple[list[bytes], bytes]:
             break
         at += _HEAD.size
         if kind == _ERROR:
-            raise EngineAway(data[at : at + size].decode(errors="replace").strip())
+            return frames, b"", data[at : at + size].decode(errors="replace").strip()
         frames.append(data[at : at + size])
         at += size
-    return frames, data[at:]
+    return frames, data[at:], None
 
 
 def _digest(reference: str, repo_digests: Iterable[str]) -> str | None:

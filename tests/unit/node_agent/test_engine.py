@@ -1,59 +1,17 @@
-"""Versions of the API and errors of a container engine, on a fake one."""
+"""Requests to a container engine: versions of its API, its errors, and output; on a fake one."""
 
-import asyncio
-import json
 from collections.abc import AsyncIterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
-from yardmaster_node_agent.executors.engine import Engine, EngineAway, EngineRefused
-
-
-class FakeEngine:
-    """Answers `/version` with two numbers, and `/info` in the versions between them."""
-
-    def __init__(self, socket: Path) -> None:
-        self.socket = socket
-        self.oldest, self.newest = "1.24", "1.41"
-        self.body: bytes | None = None
-        self.asked: list[str] = []
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.read(65_536)
-        if head:  # else it was only tried whether anything listens
-            path = head.split()[1].decode()
-            self.asked.append(path)
-            status, body = self.answer(path)
-            head = b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
-            writer.write(head + body)
-        writer.close()
-
-    def answer(self, path: str) -> tuple[int, bytes]:
-        if path == "/version":
-            said = {"ApiVersion": self.newest, "MinAPIVersion": self.oldest}
-            return 200, json.dumps(said).encode() if self.body is None else self.body
-        if not self.knows(path.split("/")[1]):
-            return 400, b'{"message": "client version is too old"}'
-        if "/logs" in path:
-            error = b"Error grabbing logs: unexpected EOF"
-            return 200, b"\x03\0\0\0" + len(error).to_bytes(4, "big") + error
-        if "/images/create" in path:
-            return 200, b'{"errorDetail": {"message": "no such image"}}'
-        return 200, b'{"ID": "an engine"}'
-
-    def knows(self, version: str) -> bool:
-        minor = int(version.partition(".")[2])
-        return int(self.oldest[2:]) <= minor <= int(self.newest[2:])
+from tests.support.fake_engine import FakeEngine, fake_engine, frame
+from yardmaster_node_agent.executors.engine import Engine, EngineAway, EngineRefused, OutputPart
 
 
 @pytest.fixture
 async def fake() -> AsyncIterator[FakeEngine]:
-    with TemporaryDirectory() as folder:
-        fake = FakeEngine(Path(folder) / "e.sock")
-        async with await asyncio.start_unix_server(fake.serve, fake.socket):
-            yield fake
+    async with fake_engine() as fake:
+        yield fake
 
 
 @pytest.mark.parametrize(
@@ -130,7 +88,23 @@ async def test_an_error_of_a_pull_is_read_from_the_field_that_stays(fake: FakeEn
             pass
 
 
-async def test_an_error_of_the_engine_in_the_output_is_no_output(fake: FakeEngine) -> None:
+async def test_an_error_of_the_engine_in_the_output_follows_the_output_before_it(
+    fake: FakeEngine,
+) -> None:
+    fake.log = [frame(b"1Z one\n"), frame(b"2Z tw") + frame(b"Error grabbing logs: EOF", 3)]
     output = Engine(fake.socket).output("c1", "stdout", "0", follow=False)
-    with pytest.raises(EngineAway, match="unexpected EOF"):
+    assert await anext(output) == [OutputPart("1Z", b"one\n"), OutputPart("2Z", b"tw")]
+    with pytest.raises(EngineAway, match="grabbing logs: EOF"):
         await anext(output)
+
+
+async def test_lines_that_have_arrived_together_are_copied_together(fake: FakeEngine) -> None:
+    """The engine sends each of them as a chunk."""
+    lines = [b"%dZ %s\n" % (number, b"x" * (number % 300)) for number in range(20_000)]
+    fake.log = [frame(line) for line in lines]
+    batches = [
+        parts async for parts in Engine(fake.socket).output("c1", "stdout", "0", follow=False)
+    ]
+    seen = [part for parts in batches for part in parts]
+    assert seen == [OutputPart.of(line) for line in lines]
+    assert len(batches) < len(lines) // 10

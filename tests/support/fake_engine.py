@@ -1,0 +1,67 @@
+"""A container engine that answers a few requests, as a test says."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+
+class FakeEngine:
+    """Answers `/version` with two numbers, and other requests in the versions between them.
+
+    `log`: what it sends as the output of any container, each chunk by itself.
+    """
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.oldest, self.newest = "1.24", "1.41"
+        self.body: bytes | None = None
+        self.asked: list[str] = []
+        self.log: list[bytes] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.read(65_536)
+        if head:  # else it was only tried whether anything listens
+            path = head.split()[1].decode()
+            self.asked.append(path)
+            status, body = self.answer(path)
+            if status == 200 and "/logs" in path:
+                writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                for chunk in (*self.log, b""):
+                    writer.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            else:
+                writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
+                writer.write(body)
+        writer.close()
+
+    def answer(self, path: str) -> tuple[int, bytes]:
+        """Return the status and the body for a path with its query."""
+        if path == "/version":
+            said = {"ApiVersion": self.newest, "MinAPIVersion": self.oldest}
+            return 200, json.dumps(said).encode() if self.body is None else self.body
+        if not self.knows(path.split("/")[1]):
+            return 400, b'{"message": "client version is too old"}'
+        if "/images/create" in path:
+            return 200, b'{"errorDetail": {"message": "no such image"}}'
+        return 200, b'{"ID": "an engine"}'
+
+    def knows(self, version: str) -> bool:
+        """Whether it has a version of the API, such as `v1.41`."""
+        minor = int(version.partition(".")[2])
+        return int(self.oldest[2:]) <= minor <= int(self.newest[2:])
+
+
+def frame(data: bytes, stream: int = 1) -> bytes:
+    """Return a frame of output; the stream is 1 or 2, or 3 for an error of the engine."""
+    return bytes([stream, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+
+
+@asynccontextmanager
+async def fake_engine() -> AsyncIterator[FakeEngine]:
+    """Let an engine listen at a socket of its own."""
+    with TemporaryDirectory() as folder:
+        fake = FakeEngine(Path(folder) / "e.sock")
+        async with await asyncio.start_unix_server(fake.serve, fake.socket):
+            yield fake
