@@ -40,7 +40,9 @@ def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
         pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
     before = containers()
     folder = tmp_path_factory.mktemp("containers")
-    with running_dev(folder, nodes=2, env={"YARD_AGENT_CONTAINER_NETWORK": "host"}) as dev:
+    with running_dev(
+        folder, nodes=2, env={"YARD_AGENT_CONTAINER_NETWORK": "host_for_gangs"}
+    ) as dev:
         yield dev
     client = docker.from_env()
     for container_id in containers() - before:

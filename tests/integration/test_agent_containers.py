@@ -303,6 +303,23 @@ async def test_a_container_reaches_the_api_of_the_agent_also_after_its_restart(
     assert (await cell.of_type(CheckpointDoneV1, task))[-1].step == 2
 
 
+async def test_a_gang_alone_is_in_the_network_of_the_node_where_gangs_may(
+    cell: AgentCell, engine: docker.DockerClient
+) -> None:
+    cell.configure(container_network="host_for_gangs")
+    networks = {1: "bridge", 2: "host"}
+    async with cell.agent():
+        for replicas, network in networks.items():
+            task = await cell.allocate(in_image("echo ready; sleep 1000"), replicas=replicas)
+            for replica in range(replicas):
+                await cell.until_output(task, "ready", replica=replica)
+            label = f"dev.yardmaster.key={task}.1.0"
+            (container,) = engine.containers.list(filters={"label": label})
+            assert container.attrs["HostConfig"]["NetworkMode"] == network
+            await cell.stop(task, grace_s=0)
+            await cell.ended(task, count=replicas)
+
+
 async def test_a_container_without_the_api_has_its_files(cell: AgentCell) -> None:
     cell.configure(api=False)
     async with cell.agent():

@@ -331,7 +331,7 @@ class ContainerCluster(DemoCluster):
         mounts = {_CHECKPOINTS: {"path": str(checkpoints), "read_only": False}}
         os.environ |= {
             "YARD_AGENT_EXECUTOR": "auto",
-            "YARD_AGENT_CONTAINER_NETWORK": "host",
+            "YARD_AGENT_CONTAINER_NETWORK": "host_for_gangs",
             "YARD_AGENT_MOUNTS": json.dumps(mounts),
         }
         try:

@@ -85,8 +85,9 @@ class Settings(PackageSettings, ArtifactSettings):
     #: node takes jobs with an image while it does.
     engine_check_s: PositiveSeconds = 15.0
     #: The network of containers. `bridge`: each has its own, and does not reach other nodes of a
-    #: gang, so gangs over nodes are refused; `host`: that of the node.
-    container_network: Literal["bridge", "host"] = "bridge"
+    #: gang, so gangs over nodes are refused; `host`: that of the node; `host_for_gangs`: gangs have
+    #: that of the node, and others their own.
+    container_network: Literal["bridge", "host", "host_for_gangs"] = "bridge"
 
     #: Folders of the node that jobs may mount into containers by name, as JSON:
     #: `{"datasets": {"path": "/srv/datasets"}, "scratch": {"path": "/srv/s", "read_only": false}}`.

@@ -77,7 +77,9 @@ _STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
 #: Seconds without any bytes after which a pull counts as failed.
 PULL_IDLE_S: Final = 120.0
 
-Network = Literal["bridge", "host"]
+#: The network of containers: one of its own for each, that of the node, or that of the node for
+#: gangs over several replicas alone.
+Network = Literal["bridge", "host", "host_for_gangs"]
 
 
 class _Patience:
@@ -441,10 +443,10 @@ class DockerExecutor:
             return "the job names no image, and this node runs containers only"
         if launch.fence_s is not None:
             return "its pool has fence: kill, which containers do not support yet"
-        if launch.replicas > 1 and self._network != "host":
+        if launch.replicas > 1 and self._network == "bridge":
             return (
-                "a gang needs the network of its nodes: set YARD_AGENT_CONTAINER_NETWORK=host "
-                "on them"
+                "a gang needs the network of its nodes: set "
+                "YARD_AGENT_CONTAINER_NETWORK=host_for_gangs (or host) on them"
             )
         try:
             mounts_of(launch.run.mounts, self._folders)
@@ -527,7 +529,8 @@ class DockerExecutor:
         run, directory, user = launch.run, self._directory(launch.key), launch.user
         env = {"HOME": f"{INSIDE}/work", **launch.env}
         mounts = [*_mounts(directory.path, launch.code), *mounts_of(run.mounts, self._folders)]
-        if self._network != "host" and env.get("YARD_AGENT_URL"):
+        of_node = self._network == "host" or launch.replicas > 1
+        if not of_node and env.get("YARD_AGENT_URL"):
             # The API listens on the loopback interface of the node, which is not the container's.
             api = self._api_socket
             if api is not None and api.is_socket():
@@ -552,7 +555,7 @@ class DockerExecutor:
             "HostConfig": {
                 "Init": True,
                 "RestartPolicy": {"Name": "no"},
-                "NetworkMode": self._network,
+                "NetworkMode": "host" if of_node else "bridge",
                 "CapDrop": ["ALL"],
                 "SecurityOpt": ["no-new-privileges"],
                 "LogConfig": _LOG,
