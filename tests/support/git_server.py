@@ -4,7 +4,8 @@ import os
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,9 @@ from tests.support.secure_broker import Authority
 
 HOST: Final = "127.0.0.1"
 #: Answers of the server by the first part of the path.
-STATUS: Final = {"private": 401, "broken": 500, "moved": 302}
+STATUS: Final = {"private": 401, "broken": 500, "moved": 302, "forbidden": 403}
+#: With the right login, the first part gives repositories, and the second the login in an error.
+PRIVATE, ECHOING = "private", "echoing"
 
 
 class Repository:
@@ -60,15 +63,34 @@ class Repository:
 
 
 @contextmanager
-def serving(root: Path, authority: Authority) -> Iterator[tuple[str, list[str]]]:
-    """Serve the repositories of a folder; yield the address and the paths of the requests."""
+def serving(
+    root: Path,
+    authority: Authority,
+    login: str | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> Iterator[tuple[str, list[str]]]:
+    """Serve the repositories of a folder; yield the address and the paths of the requests.
+
+    `login` (USER:PASSWORD) is for the private ones; `meanwhile` runs in each request with it.
+    """
     asked: list[str] = []
+    right = None if login is None else f"Basic {b64encode(login.encode()).decode()}"
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
             path, _, query = self.path.partition("?")
-            status = STATUS.get(path.split("/")[1])
+            first = path.split("/")[1]
+            status = STATUS.get(first)
+            if login is not None and self.headers.get("Authorization") == right:
+                meanwhile()
+                status = None if first == PRIVATE else status
+                if first == ECHOING:
+                    split = f"{login[:-3]}\x01{login[-3:]}"
+                    self.answer_with_error(f"{self.headers['Authorization']} {login} {split}")
+                    return
+            elif first == ECHOING:
+                status = 401
             if status is not None:
                 self.send_response(status)
                 self.send_header("WWW-Authenticate", 'Basic realm="git"')
@@ -99,6 +121,18 @@ def serving(root: Path, authority: Authority) -> Iterator[tuple[str, list[str]]]
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
+
+        def answer_with_error(self, text: str) -> None:
+            def line(content: str) -> str:
+                return f"{len(content) + 4:04x}{content}"
+
+            service = line("# service=git-upload-pack\n")
+            body = f"{service}0000{line('ERR ' + text)}".encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/x-git-upload-pack-advertisement")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
         def do_POST(self) -> None:
             self.do_GET()

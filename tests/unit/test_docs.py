@@ -82,6 +82,7 @@ REQUIRED_TOO: Final[Mapping[str, Mapping[str, Any]]] = {
     "run.context.digest": {"packed_bytes": 1},
     "run.git.url": {"commit": "0f" * 20},
     "run.git.commit": {"url": "https://git.example.org/team/repo"},
+    "run.git.secret": {"url": "https://git.example.org/team/repo", "commit": "0f" * 20},
     "run.context.packed_bytes": {"digest": "0" * 64},
 }
 

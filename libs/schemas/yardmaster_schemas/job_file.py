@@ -53,7 +53,7 @@ from yardmaster_schemas.fields import (
     Priority,
 )
 from yardmaster_schemas.image_names import repository_of
-from yardmaster_schemas.job_folders import Closed, JobContext, JobGit, JobMount
+from yardmaster_schemas.job_folders import Closed, JobContext, JobGit, JobMount, SecretRef
 from yardmaster_schemas.job_secrets import SHARED, may_read
 from yardmaster_schemas.program import program_of
 from yardmaster_schemas.quantities import (
@@ -113,7 +113,6 @@ Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
 #: The path of a folder on the machine that submits a job.
 ContextPath = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=4096)]
 LabelValue = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=256)]
-SecretRef = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/-]{0,252}$")]
 Axis = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
 Scalar = (
     Annotated[str, Field(max_length=256)]
@@ -364,7 +363,7 @@ class JobRun(Closed):
     )
     git: JobGit | None = Field(
         default=None,
-        description="Commit of a public git repository, instead of `context`: each replica runs "
+        description="Commit of a git repository, instead of `context`: each replica runs "
         "in a copy of its files. `working_dir` is then a folder in it.",
         examples=[{"url": "https://git.example.org/team/repo", "commit": "8f3a9c01d2" * 4}],
     )
@@ -582,10 +581,14 @@ class JobSpec(Closed):
 
     @model_validator(mode="after")
     def _own_secrets(self) -> "JobSpec":
-        for variable, reference in self.run.secrets.items():
+        git = self.run.git
+        named = {f"secrets.{key}": name for key, name in self.run.secrets.items()}
+        if git is not None and git.secret is not None:
+            named["git.secret"] = git.secret
+        for key, reference in named.items():
             if not may_read(self.project, reference):
                 raise ValueError(
-                    f"run.secrets.{variable} names a secret of another project; a job reads "
+                    f"run.{key} names a secret of another project; a job reads "
                     f"secrets of its project (PROJECT/NAME) and shared ones ({SHARED}/NAME)"
                 )
         return self
@@ -723,7 +726,7 @@ def _run(spec: JobSpec) -> Run:
         secrets=dict(spec.run.secrets),
         working_dir=spec.run.working_dir,
         context=_context(spec),
-        git=None if git is None else GitCommit(url=git.url, commit=git.commit),
+        git=None if git is None else GitCommit(url=git.url, commit=git.commit, secret=git.secret),
         artifacts=tuple(spec.run.artifacts),
         mounts=tuple(
             FolderMount(source=one.source, target=one.target, read_only=one.read_only)

@@ -7,6 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from yardmaster_schemas.events.details import MountTarget
 from yardmaster_schemas.fields import MAX_INT, CommitId, Digest, GitUrl, Name
 
+SecretRef = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/-]{0,252}$")]
+
 
 class Closed(BaseModel):
     """A part of a REST body: no unknown field, no silent conversion."""
@@ -30,7 +32,7 @@ class JobContext(Closed):
 
 
 class JobGit(Closed):
-    """A commit of a public git repository."""
+    """A commit of a git repository."""
 
     url: GitUrl = Field(
         description="URL of the repository: `https://HOST/PATH`, without user and query. Nodes "
@@ -39,6 +41,13 @@ class JobGit(Closed):
     )
     commit: CommitId = Field(
         description="The commit: all 40 digits, in lower case.", examples=["8f3a9c01d2" * 4]
+    )
+    secret: SecretRef | None = Field(
+        default=None,
+        description="Name of the secret of the node with the login for a private repository: "
+        "`USER:PASSWORD` or a token, in a file `PROJECT/NAME` of the job's own project, or "
+        "`shared/NAME`.",
+        examples=["shared/git"],
     )
 
 

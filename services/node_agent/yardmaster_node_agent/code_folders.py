@@ -17,10 +17,11 @@ from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from yardmaster_node_agent.agent_state import ReplicaKey, TaskUser
-from yardmaster_node_agent.errors import GitFailed, GitRefused, RunRefused
+from yardmaster_node_agent.errors import GitFailed, GitRefused, RunRefused, SecretMissing
 from yardmaster_node_agent.executors.port import Launch
 from yardmaster_node_agent.executors.task_user import open_way
 from yardmaster_node_agent.git_commits import GitCommits, archive_key
+from yardmaster_node_agent.git_login import GitLogin
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_packages.errors import ArchiveRefused, PackageNotFound, PackagesUnavailable
 from yardmaster_packages.limits import PackageLimits
@@ -138,11 +139,13 @@ class UnpackedCode:
             return launch
         try:
             if git is not None:
-                folder = await self._committed(git, launch, metrics)
+                folder = await self._committed(git, launch, project, metrics)
             else:
                 folder = await self._stored(launch, project, metrics)
         except (ArchiveRefused, PackageNotFound, GitRefused) as error:
             raise _refused(launch, str(error), StartFailure.CONTEXT_MISSING) from error
+        except SecretMissing as error:
+            raise _refused(launch, str(error), StartFailure.SECRET_MISSING) from error
         except (_NodeCannot, GitFailed) as error:
             raise _refused(launch, str(error)) from error
         except PackagesUnavailable as error:
@@ -210,15 +213,20 @@ class UnpackedCode:
                     raise
         return folder
 
-    async def _committed(self, git: GitCommit, launch: Launch, metrics: AgentMetrics) -> Path:
+    async def _committed(
+        self, git: GitCommit, launch: Launch, project: str, metrics: AgentMetrics
+    ) -> Path:
         """Unpack the files of a commit for a replica; return the folder.
 
+        The secret is needed even if the commit is in the cache.
+
         Raises:
-            GitRefused, GitFailed, ArchiveRefused, OSError.
+            GitRefused, GitFailed, SecretMissing, ArchiveRefused, OSError.
         """
+        login = self._git.login(git, project)
         self._make_folders()
         folder, user = self._folders / str(launch.key), launch.user
-        name = f"git-{archive_key(git)}"
+        name = f"git-{archive_key(git, project)}"
         lock = self._locks.setdefault(name, asyncio.Lock())
         async with lock:
             # The name of an archive ends with the digest, which unpacking verifies.
@@ -232,16 +240,16 @@ class UnpackedCode:
                     archive.unlink(missing_ok=True)
                 else:
                     return folder
-            fetched = await self._fetch_commit(git, name)
+            fetched = await self._fetch_commit(git, login, name)
             digest = _digest_of(fetched)
             self._keep_limit(fetched, metrics)
             await _in_thread(lambda: self._unpack(fetched, folder, digest, user))
         return folder
 
-    async def _fetch_commit(self, git: GitCommit, name: str) -> Path:
+    async def _fetch_commit(self, git: GitCommit, login: GitLogin | None, name: str) -> Path:
         new = self._cache / f"{name}.{uuid.uuid4().hex}.new"
         try:
-            digest = await self._git.pack(git, self._fetching, new)
+            digest = await self._git.pack(git, login, self._fetching, new)
             archive = self._cache / f"{name}-{digest}{_ARCHIVE}"
             new.rename(archive)
         finally:

@@ -4,10 +4,9 @@ from yardmaster_eventlog.errors import DetailsUnreadable
 from yardmaster_eventlog.port import EventLog
 from yardmaster_eventlog.reader import read_details
 from yardmaster_node_agent.agent_state import Assignment
-from yardmaster_node_agent.errors import RunRefused
-from yardmaster_node_agent.executors.secrets import Secrets
+from yardmaster_node_agent.errors import RunRefused, SecretMissing
+from yardmaster_node_agent.executors.secrets import Secrets, read_for
 from yardmaster_schemas.events.details import JobDetailedV1
-from yardmaster_schemas.job_secrets import may_read
 from yardmaster_schemas.reasons import StartFailure
 
 
@@ -38,22 +37,18 @@ def resolve_secrets(
 ) -> dict[str, str]:
     """Return the values of the job's secrets by variable name.
 
-    The gateway checks the names too; the agent trusts only the project of the decision.
-
     Raises:
         RunRefused: a secret is missing, or belongs to another project. Messages never contain
             values.
     """
     values: dict[str, str] = {}
     for name, reference in sorted(details.run.secrets.items()):
-        if not may_read(assignment.project, reference):
-            raise _no_secret(assignment, f"jobs of its project may not read secret {reference!r}")
-        value = secrets.resolve(reference)
-        if value is None:
-            raise _no_secret(assignment, f"there is no secret {reference!r} here")
-        values[name] = value
+        try:
+            values[name] = read_for(assignment.project, secrets, reference)
+        except SecretMissing as error:
+            raise RunRefused(
+                replica=assignment.key,
+                found=error.fields["found"],
+                failure=StartFailure.SECRET_MISSING,
+            ) from None
     return values
-
-
-def _no_secret(assignment: Assignment, found: str) -> RunRefused:
-    return RunRefused(replica=assignment.key, found=found, failure=StartFailure.SECRET_MISSING)

@@ -3,7 +3,7 @@
 ```
 AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
              AssignmentUnreadable  NotEnrolled  NodeTaken  DataWritable
-             TaskUsersUnusable  MpsUnusable  NotRenewed  GitRefused  GitFailed
+             TaskUsersUnusable  MpsUnusable  NotRenewed  SecretMissing  GitRefused  GitFailed
 ```
 """
 
@@ -131,6 +131,12 @@ class NotRenewed(AgentError):
     """
 
     code = "not_renewed"
+
+
+class SecretMissing(AgentError):
+    """A job gets no secret here: {found}."""
+
+    code = "secret_missing"
 
 
 class GitRefused(AgentError):

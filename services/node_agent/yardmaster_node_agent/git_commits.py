@@ -1,7 +1,8 @@
-"""Commits of public git repositories, as packages for the working folders of replicas.
+"""Commits of git repositories, as packages for the working folders of replicas.
 
 Nothing in a repository runs here, and the machine's configuration of git is not used: without it
-there are no filters, hooks, credentials, other transports or redirects.
+there are no filters, hooks, other transports or redirects, and no credentials but the secret that
+a job names.
 """
 
 import asyncio
@@ -10,13 +11,15 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import BinaryIO, Final, TypeVar
 from urllib.parse import urlsplit
 
 from yardmaster_node_agent.errors import GitFailed, GitRefused
+from yardmaster_node_agent.executors.secrets import Secrets
+from yardmaster_node_agent.git_login import DESCRIPTOR, GitLogin, login_of, options
 from yardmaster_packages.archive import pack
 from yardmaster_packages.errors import ContextUnusable
 from yardmaster_packages.limits import MIB, PackageLimits
@@ -36,8 +39,11 @@ _SAFE: Final = (
 #: Messages of git with which a fetch fails on all nodes.
 _EVERYWHERE: Final = (
     *("not our ref", "unadvertised object", "remote ref", "not found"),
-    *("could not read Username", "Authentication failed", "invalid path"),
+    "invalid path",
 )
+#: Messages with which git fails because the server does not let it read the repository.
+_NO_LOGIN: Final = ("could not read Username", "could not read Password", "Authentication failed")
+_FORBIDDEN: Final = "returned error: 403"
 _MAX_MESSAGE: Final = 300
 #: The most bytes of the list of one file, on average.
 _LISTED_BYTES: Final = 512
@@ -46,11 +52,21 @@ _LISTED_BYTES: Final = 512
 class GitCommits:
     """Fetches commits from the hosts that the node allows."""
 
-    def __init__(self, hosts: Collection[str], limits: PackageLimits) -> None:
+    def __init__(self, hosts: Collection[str], limits: PackageLimits, secrets: Secrets) -> None:
         self._hosts = frozenset(hosts)
         self._limits = limits
+        self._secrets = secrets
 
-    async def pack(self, source: GitCommit, scratch: Path, into: Path) -> str:
+    def login(self, source: GitCommit, project: str) -> GitLogin | None:
+        """Return the login of a commit's secret; None: it names none.
+
+        Raises: SecretMissing.
+        """
+        return login_of(self._secrets, source, project)
+
+    async def pack(
+        self, source: GitCommit, login: GitLogin | None, scratch: Path, into: Path
+    ) -> str:
         """Write the files of a commit as a package to `into`; return its digest.
 
         Raises:
@@ -63,17 +79,20 @@ class GitCommits:
             raise GitFailed(found=f"{host} is not in this node's YARD_AGENT_GIT_HOSTS")
         folder = Path(tempfile.mkdtemp(dir=scratch))
         try:
-            return await self._packed(source, folder, into)
+            return await self._packed(source, login, folder, into)
         finally:
             await _in_thread(lambda: shutil.rmtree(folder, ignore_errors=True))
 
-    async def _packed(self, source: GitCommit, folder: Path, into: Path) -> str:
+    async def _packed(
+        self, source: GitCommit, login: GitLogin | None, folder: Path, into: Path
+    ) -> str:
         largest, commit = self._limits.unpacked_bytes, source.commit
         tree = folder / "tree"
         os.mkdir(tree)
         await _git(folder, MIB, "init", "--quiet", "--bare", "--template=", "repository")
         fetch = ("fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules")
-        await _git(folder, largest, *fetch, source.url, commit)
+        asked = () if login is None else options(source)
+        await _git(folder, largest, *asked, *fetch, source.url, commit, login=login)
         kind = await _git(folder, MIB, "cat-file", "-t", commit)
         if kind != b"commit\n":
             raise GitRefused(found=f"{commit} is not a commit")
@@ -108,25 +127,32 @@ async def _in_thread(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
-def archive_key(source: GitCommit) -> str:
-    """Return the name under which a commit is cached."""
-    return hashlib.sha256(f"{source.url} {source.commit}".encode()).hexdigest()
+def archive_key(source: GitCommit, project: str) -> str:
+    """Return the name under which a commit is cached: by project, if it needs a secret."""
+    private = () if source.secret is None else (project, source.secret)
+    return hashlib.sha256(" ".join((source.url, source.commit, *private)).encode()).hexdigest()
 
 
-async def _git(folder: Path, max_bytes: int, *words: str) -> bytes:
+async def _git(folder: Path, max_bytes: int, *words: str, login: GitLogin | None = None) -> bytes:
     """Run git in a folder; return its output. No file that it writes exceeds `max_bytes`.
 
     Raises:
         GitRefused, GitFailed, OSError.
     """
-    limited = ("sh", "-c", f'ulimit -f {-(-max_bytes // 512)}; exec "$@"', "sh", "git", *_SAFE)
+    limit = f"ulimit -f {-(-max_bytes // 512)}"
+    start = f'{limit}; exec "$@" {DESCRIPTOR}<&0 </dev/null'
+    limited = ("sh", "-c", start, "sh", "git", *_SAFE)
     where = () if words[0] == "init" else ("--git-dir=repository", "--work-tree=tree")
-    with tempfile.TemporaryFile(dir=folder) as out, tempfile.TemporaryFile(dir=folder) as errors:
+    with (
+        tempfile.TemporaryFile(dir=folder) as out,
+        tempfile.TemporaryFile(dir=folder) as errors,
+        _answering(login) as answer,
+    ):
         process = await asyncio.create_subprocess_exec(
             *(*limited, *where, *words),
             cwd=folder,
             env=_environment(folder),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=answer,
             stdout=out,
             stderr=errors,
             start_new_session=True,
@@ -144,7 +170,21 @@ async def _git(folder: Path, max_bytes: int, *words: str) -> bytes:
         packs = (folder / "repository/objects/pack").glob("tmp_*")
         if any(path.stat().st_size >= max_bytes for path in packs):
             raise GitRefused(found=f"the repository sends more than {max_bytes} bytes")
-        raise _failure(words[0], code, errors.read(MIB))
+        raise _failure(code, errors.read(MIB), login)
+
+
+@contextmanager
+def _answering(login: GitLogin | None) -> Iterator[BinaryIO]:
+    """Open what git reads as the answer to a question for a login."""
+    if login is None:
+        with open(os.devnull, "rb") as nothing:
+            yield nothing
+        return
+    reader, writer = os.pipe()
+    with open(reader, "rb") as answer:
+        with open(writer, "wb") as file:
+            file.write(login.answer)
+        yield answer
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -161,12 +201,24 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _failure(command: str, code: int, errors: bytes) -> GitFailed | GitRefused:
+def _failure(code: int, errors: bytes, login: GitLogin | None) -> GitFailed | GitRefused:
     if code == 127:
         return GitFailed(found="this node has no program git")
     text = errors.decode("utf-8", "replace")
+    if login is None and any(words in text for words in _NO_LOGIN):
+        return GitRefused(
+            found="the server asks for a login: the repository is private, or does not exist. For "
+            "a private one, name a secret in run.git.secret"
+        )
+    if login is not None and any(words in text for words in (*_NO_LOGIN, _FORBIDDEN)):
+        return GitFailed(
+            found=f"the server refuses the login of this node's secret {login.secret!r}"
+        )
     lines = [line for line in text.splitlines() if line.startswith(("fatal:", "error:"))]
-    shown = "".join(c for c in " ".join(lines) if c.isprintable())[:_MAX_MESSAGE].rstrip(".")
-    found = f"git {command}: {shown or f'exit code {code}'}"
+    shown = "".join(c for c in " ".join(lines) if c.isprintable())
+    if login is not None:
+        shown = login.hidden_in(shown)
+    shown = shown[:_MAX_MESSAGE].rstrip(".")
+    found = f"git: {shown or f'exit code {code}'}"
     everywhere = code == -signal.SIGXFSZ or any(words in text for words in _EVERYWHERE)
     return GitRefused(found=found) if everywhere else GitFailed(found=found)

@@ -261,11 +261,12 @@ def _code(settings: Settings, host: Host, telemetry: Telemetry) -> CodeFolders:
         return NoCode()
     limits = settings.package_limits
     store = PackageStore(settings.packages, limits=limits) if settings.packages else None
+    secrets = SecretFiles(settings.secrets_dir)
     return UnpackedCode(
         settings.data_dir / "code",
         store,
         limits=limits,
-        git=GitCommits(settings.git_hosts, limits),
+        git=GitCommits(settings.git_hosts, limits, secrets),
         cache_bytes=settings.code_cache_bytes,
         isolated=host.users is not None,
         telemetry=telemetry,

@@ -13,6 +13,7 @@ from yardmaster_node_agent.agent_state import ReplicaKey
 from yardmaster_node_agent.code_folders import UnpackedCode, prepare_unless
 from yardmaster_node_agent.errors import RunRefused
 from yardmaster_node_agent.executors.port import Launch
+from yardmaster_node_agent.executors.secrets import NoSecrets
 from yardmaster_node_agent.git_commits import GitCommits
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_packages.limits import PackageLimits
@@ -64,7 +65,7 @@ class Node:
             self.folder / "code",
             store or self.store,
             limits=limits or PackageLimits(),
-            git=GitCommits((), PackageLimits()),
+            git=GitCommits((), PackageLimits(), NoSecrets()),
             cache_bytes=cache_bytes,
             isolated=False,
             telemetry=self.telemetry,
@@ -232,7 +233,7 @@ async def test_a_node_without_the_setting_says_so_and_another_node_may_try(node:
         node.folder / "code",
         None,
         limits=PackageLimits(),
-        git=GitCommits((), PackageLimits()),
+        git=GitCommits((), PackageLimits(), NoSecrets()),
         cache_bytes=1,
         isolated=False,
         telemetry=node.telemetry,

@@ -13,6 +13,7 @@ from yardmaster_node_agent.agent_state import ReplicaKey
 from yardmaster_node_agent.code_folders import UnpackedCode
 from yardmaster_node_agent.errors import RunRefused
 from yardmaster_node_agent.executors.port import Launch
+from yardmaster_node_agent.executors.secrets import SecretFiles
 from yardmaster_node_agent.git_commits import GitCommits
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_packages.limits import PackageLimits
@@ -39,26 +40,35 @@ class Node:
             self.folder / "code",
             None,
             limits=LIMITS,
-            git=GitCommits(hosts, LIMITS),
+            git=GitCommits(hosts, LIMITS, SecretFiles(self.folder / "secrets")),
             cache_bytes=2**30,
             isolated=False,
             telemetry=self.telemetry,
         )
         return self.code
 
-    async def prepare(self, commit: str, path: str = "code.git") -> Path:
+    async def prepare(
+        self,
+        commit: str,
+        path: str = "code.git",
+        *,
+        secret: str | None = None,
+        project: str = "nlp",
+    ) -> Path:
         self.replicas += 1
         key = ReplicaKey(task_id="4kq7w2mz9c1f.0", attempt=self.replicas, replica=0)
-        git = GitCommit(url=f"https://{self.host}/{path}", commit=commit)
+        git = GitCommit(url=f"https://{self.host}/{path}", commit=commit, secret=secret)
         launch = Launch(key, Run(command=("true",), git=git), {})
-        launch = await self.code.prepare(launch, "nlp", self.metrics)
+        launch = await self.code.prepare(launch, project, self.metrics)
         assert launch.code is not None
         assert launch.run.working_dir == str(launch.code)
         return launch.code
 
-    async def refused(self, commit: str, path: str = "code.git") -> tuple[StartFailure, str]:
+    async def refused(
+        self, commit: str, path: str = "code.git", *, secret: str | None = None
+    ) -> tuple[StartFailure, str]:
         with pytest.raises(RunRefused) as caught:
-            await self.prepare(commit, path)
+            await self.prepare(commit, path, secret=secret)
         assert not list((self.folder / "code").glob("replicas/*"))
         assert not list((self.folder / "code").glob("fetching/*"))
         assert not list((self.folder / "code").glob("cache/*"))

@@ -343,3 +343,11 @@ def test_a_commit_reaches_the_agent_with_its_artifacts() -> None:
     run = parts_of(parse_job(json.dumps(spec))).run
     assert run.git == GitCommit(**GIT)
     assert run.context is None
+
+
+def test_a_job_reads_private_commits_with_a_secret_of_its_project_or_a_shared_one() -> None:
+    for secret in ("nlp/git", "shared/git"):
+        run = parts_of(parse(run={"command": ["a"], "git": {**GIT, "secret": secret}})).run
+        assert run.git == GitCommit(**GIT, secret=secret)
+    with pytest.raises(ValidationError, match=r"run\.git\.secret names a secret of another"):
+        parse(run={"command": ["a"], "git": {**GIT, "secret": "vision/git"}})

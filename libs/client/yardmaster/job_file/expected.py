@@ -42,6 +42,7 @@ _FORMS: Final[Mapping[Path, str]] = {
     ("run", "context"): "the path of a folder",
     ("run", "git", "url"): "https://HOST/PATH, without user and query",
     ("run", "git", "commit"): "the 40 digits of a commit, in lower case",
+    ("run", "git", "secret"): "a secret's reference such as nlp/git",
     ("run", "command", "*"): "text",
     ("run", "env", "*", "[key]"): _VARIABLE,
     ("run", "env", "*"): "text (put quotes around true, false and null)",

@@ -76,12 +76,16 @@ class CodeContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GitCommit:
-    """A commit of a public git repository, whose files a job without a context runs in."""
+    """A commit of a git repository, whose files a job without a context runs in.
+
+    `secret` names the secret with the login for a private repository.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     url: GitUrl
     commit: CommitId
+    secret: ShortText | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

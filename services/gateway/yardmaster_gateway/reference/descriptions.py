@@ -625,6 +625,10 @@ ANSWERS: Final[Texts] = {
     ),
     "GitCommit.url": ("The URL of the repository.", "https://git.example.org/team/repo"),
     "GitCommit.commit": ("The commit.", _SHA256[:40]),
+    "GitCommit.secret": (
+        "The secret of the node with the login for the repository; null: none.",
+        "shared/git",
+    ),
     "Run.git": (
         "The commit that it runs in; null: none.",
         {"url": "https://git.example.org/team/repo", "commit": _SHA256[:40]},

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from yardmaster_node_agent.executors.secrets import hidden_in
 from yardmaster_schemas.image_names import DOCKER_HUB, HUB_ALIASES, repository_of
 
 MAX_FILE_BYTES: Final = 2**20
-#: The shortest beginning of a secret that is hidden at the end of a text.
-MIN_HIDDEN: Final = 4
 
 
 class AuthsUnusable(Exception):
@@ -45,20 +44,9 @@ class Credentials:
         return base64.urlsafe_b64encode(content).decode()
 
     def hidden_in(self, text: str) -> str:
-        """Return a text without the secrets, in case that an engine or a registry repeats them.
-
-        The text may have been cut, so the beginning of a secret at its end is hidden too.
-        """
+        """Return a text without the secrets, in case that an engine or a registry repeats them."""
         pair = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
-        for secret in (self.header, pair, self.password, self.identity_token):
-            if not secret:
-                continue
-            text = text.replace(secret, "***")
-            for size in range(min(len(secret), len(text)), MIN_HIDDEN - 1, -1):
-                if text.endswith(secret[:size]):
-                    text = f"{text[:-size]}***"
-                    break
-        return text
+        return hidden_in(text, self.header, pair, self.password, self.identity_token)
 
 
 class RegistryAuths:

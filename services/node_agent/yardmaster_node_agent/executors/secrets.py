@@ -5,7 +5,12 @@ import re
 from pathlib import Path
 from typing import Final, Protocol
 
+from yardmaster_node_agent.errors import SecretMissing
+from yardmaster_schemas.job_secrets import may_read
+
 MAX_SECRET_BYTES: Final = 65_536
+#: The shortest beginning of a secret that is hidden at the end of a text.
+MIN_HIDDEN: Final = 4
 _REFERENCE: Final = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}(/[A-Za-z0-9][A-Za-z0-9._-]{0,62}){0,3}"
 )
@@ -48,6 +53,36 @@ class SecretFiles:
         if len(content) > MAX_SECRET_BYTES or b"\0" in content:
             return None
         return content.decode(errors="surrogateescape").removesuffix("\n")
+
+
+def read_for(project: str, secrets: Secrets, reference: str) -> str:
+    """Return the value of a secret for a job of a project.
+
+    The gateway checks the names too; the agent trusts only the project of the decision.
+
+    Raises:
+        SecretMissing: there is none, or it belongs to another project.
+    """
+    if not may_read(project, reference):
+        raise SecretMissing(found=f"jobs of its project may not read secret {reference!r}")
+    value = secrets.resolve(reference)
+    if value is None:
+        raise SecretMissing(found=f"there is no secret {reference!r} here")
+    return value
+
+
+def hidden_in(text: str, *secrets: str) -> str:
+    """Return a text without the secrets.
+
+    The text may have been cut, so the beginning of a secret at its end is hidden too.
+    """
+    for secret in filter(None, secrets):
+        text = text.replace(secret, "***")
+        for size in range(min(len(secret), len(text)), MIN_HIDDEN - 1, -1):
+            if text.endswith(secret[:size]):
+                text = f"{text[:-size]}***"
+                break
+    return text
 
 
 class NoSecrets:
