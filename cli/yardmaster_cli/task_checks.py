@@ -4,13 +4,21 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast, get_args
 
 import httpx
 
 from yardmaster_cli.findings import Finding
 from yardmaster_runtime.cgroup_mounts import UNIFIED, hierarchies
 from yardmaster_runtime.engine_api import NoCommonVersion, agreed_version, text_of
+from yardmaster_runtime.engine_gpus import (
+    SETTING,
+    GpuChoice,
+    NoGpus,
+    cdi_devices,
+    gpu_driver,
+    runtimes,
+)
 
 ENGINE_SOCKET: Final = "/var/run/docker.sock"
 ANSWER_S: Final = 10.0
@@ -47,21 +55,30 @@ def engine_findings(env: Mapping[str, str]) -> Iterator[Finding]:
         return
     versions = f"API {said['MinAPIVersion']} to {said['ApiVersion']}, of which agents use {version}"
     yield Finding(_ENGINE, True, f"{said.get('Version')} at {path}: {versions}")
+    yield gpu_finding(said, info, env.get(SETTING, "auto"))
     yield from info_findings(info)
 
 
+def gpu_finding(version: Mapping[str, Any], info: Mapping[str, Any], wanted: str) -> Finding:
+    """Check how agents request GPUs from an engine; `wanted` is their setting."""
+    what, get = "GPUs in containers", "only for GPUs in containers"
+    if wanted not in get_args(GpuChoice):
+        return Finding(what, False, f"{SETTING}={wanted}", get=f"set {SETTING} to auto")
+    try:
+        driver = gpu_driver(version, info, cast("GpuChoice", wanted))
+    except NoGpus as error:
+        found, _, advice = str(error).partition(": ")
+        return Finding(what, False, found, get=f"{get}: {advice}")
+    has = [f"runtime {name}" for name in runtimes(info)]
+    has += [f"CDI device {name}" for name in cdi_devices(info)]
+    return Finding(what, True, f"driver {driver}; the engine has {', '.join(has) or 'neither'}")
+
+
 def info_findings(info: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check what an engine says of itself: storage, GPUs and limits."""
+    """Check what an engine says of itself: storage and limits."""
     driver = str(info.get("Driver"))
     get = "vfs copies each layer for each container: configure the driver overlay2"
     yield Finding("container storage", driver != "vfs", driver, get=get, lacking="slow")
-    runtimes = sorted(name for name in info.get("Runtimes") or () if name.startswith("nvidia"))
-    devices = [str(each.get("ID")) for each in info.get("DiscoveredDevices") or ()]
-    devices = [each for each in devices if each.startswith("nvidia.com/")]
-    found = [f"runtime {name}" for name in runtimes] + [f"CDI device {name}" for name in devices]
-    get = "only for GPUs in containers: install NVIDIA's container toolkit, then restart the engine"
-    said = ", ".join(found) or "neither a runtime of NVIDIA's nor its CDI devices"
-    yield Finding("GPUs in containers", bool(found), said, get=get)
     lacking = [name for key, name in _LIMITS.items() if not info.get(key)]
     said = f"cgroups version {info.get('CgroupVersion', '1')}"
     said += (

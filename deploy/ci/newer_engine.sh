@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the contract of the executors on a Docker engine that is newer than the distribution's: builds it from
+# Runs the contract of the executors, also with an invented GPU, on a Docker engine that is newer than the distribution's: builds it from
 # Go's module proxy (minutes, once), starts it with data and a network of its own, and copies IMAGE to it.
 # Needs root, Go, a C compiler, docker-init, and an engine with IMAGE. $@ are further options of pytest.
 set -euo pipefail
@@ -34,9 +34,18 @@ stop() {
   rm -rf "${state}"
 }
 trap stop EXIT
+mkdir "${state}/cdi"
+echo mounted >"${state}/gpu"
+cat >"${state}/cdi/gpu.json" <<END
+{"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": [{"name": "GPU-invented", "containerEdits": {
+  "env": ["YARD_CDI_GPU=yes"],
+  "mounts": [{"hostPath": "${state}/gpu", "containerPath": "/run/cdi-gpu", "options": ["ro", "bind"]}]
+}}]}
+END
 readonly HOST=unix://${state}/e.sock
 PATH=${BIN}:${PATH} unshare --net dockerd --host "${HOST}" --pidfile "${state}/pid" \
   --data-root "${state}/data" --exec-root "${state}/exec" --seccomp-profile unconfined \
+  --cdi-spec-dir "${state}/cdi" \
   --iptables=false --ip6tables=false --ip-forward=false --ip-masq=false 2>"${state}/log" &
 for ((i = 0; i < START_LIMIT_S * 5; i++)); do
   docker --host "${HOST}" version >/dev/null 2>&1 && break
@@ -44,6 +53,8 @@ for ((i = 0; i < START_LIMIT_S * 5; i++)); do
   sleep 0.2
 done
 docker --host "${HOST}" version --format '{{json .Server.Components}}' || { tail -n 20 "${state}/log" && exit 1; }
+docker --host "${HOST}" info --format '{{json .DiscoveredDevices}}' | grep GPU-invented
 docker save "${IMAGE}" | docker --host "${HOST}" load
 cd "${root}"
-DOCKER_HOST=${HOST} .venv/bin/python -m pytest tests/contract/test_executor.py -k containers "$@"
+DOCKER_HOST=${HOST} .venv/bin/python -m pytest \
+  tests/contract/test_executor.py tests/contract/test_container_gpus.py -k container "$@"

@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 
 class FakeEngine:
     """Answers `/version` with two numbers, and other requests in the versions between them.
 
-    `log`: what it sends as the output of any container, each chunk by itself.
+    It has any image and no container; `created` has the descriptions of those that it was asked to
+    create. `log`: what it sends as the output of any container, each chunk by itself.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -20,14 +22,22 @@ class FakeEngine:
         self.body: bytes | None = None
         self.asked: list[str] = []
         self.log: list[bytes] = []
+        #: Further fields of its answers to `/version` and `/info`.
+        self.version: dict[str, Any] = {}
+        self.info: dict[str, Any] = {}
+        self.created: list[dict[str, Any]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.read(65_536)
+        head = await reader.readline()
         if head:  # else it was only tried whether anything listens
             path = head.split()[1].decode()
             self.asked.append(path)
-            status, body = self.answer(path)
-            if status == 200 and "/logs" in path:
+            size = 0
+            while (line := await reader.readline()).strip():
+                name, _, value = line.partition(b":")
+                size = int(value) if name.lower() == b"content-length" else size
+            status, body = self.answer(path, await reader.readexactly(size))
+            if "/logs" in path:
                 writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
                 for chunk in (*self.log, b""):
                     writer.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
@@ -36,16 +46,27 @@ class FakeEngine:
                 writer.write(body)
         writer.close()
 
-    def answer(self, path: str) -> tuple[int, bytes]:
-        """Return the status and the body for a path with its query."""
+    def answer(self, path: str, sent: bytes) -> tuple[int, bytes]:
+        """Return the status and the body for a path with its query, and the body of the request."""
         if path == "/version":
-            said = {"ApiVersion": self.newest, "MinAPIVersion": self.oldest}
+            said = {"ApiVersion": self.newest, "MinAPIVersion": self.oldest, **self.version}
             return 200, json.dumps(said).encode() if self.body is None else self.body
         if not self.knows(path.split("/")[1]):
             return 400, b'{"message": "client version is too old"}'
         if "/images/create" in path:
             return 200, b'{"errorDetail": {"message": "no such image"}}'
-        return 200, b'{"ID": "an engine"}'
+        if "/containers/create" in path:
+            self.created.append(json.loads(sent))
+            return 201, b'{"Id": "c1"}'
+        if "/logs" in path:
+            return 200, b""
+        if "/containers/json" in path:
+            return 200, b"[]"
+        if "/containers/" in path:
+            return 404, b'{"message": "no such container"}'
+        if "/images/" in path:
+            return 200, b'{"Id": "sha256:1"}'
+        return 200, json.dumps({"ID": "an engine", **self.info}).encode()
 
     def knows(self, version: str) -> bool:
         """Whether it has a version of the API, such as `v1.41`."""

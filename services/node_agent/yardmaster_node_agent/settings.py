@@ -10,6 +10,7 @@ from yardmaster_node_agent.executors.cgroups import AUTO as CGROUPS_AUTO
 from yardmaster_node_agent.executors.host_folders import HostFolder, check_folders
 from yardmaster_node_agent.executors.task_user import AUTO, MAX_ID, RANGE, SAME
 from yardmaster_packages.limits import ArtifactLimits
+from yardmaster_runtime.engine_gpus import GpuChoice
 from yardmaster_runtime.settings import ArtifactSettings, PackageSettings
 from yardmaster_schemas.fields import MAX_NAMES, MAX_SLOTS, Address, Labels, Name, Port
 
@@ -88,6 +89,10 @@ class Settings(PackageSettings, ArtifactSettings):
     #: gang, so gangs over nodes are refused; `host`: that of the node; `host_for_gangs`: gangs have
     #: that of the node, and others their own.
     container_network: Literal["bridge", "host", "host_for_gangs"] = "bridge"
+    #: How GPUs are requested from the engine. `auto`: where the machine has NVIDIA's driver, by the
+    #: driver `nvidia` if the engine has NVIDIA's runtime, else by `cdi` if it lists the GPUs as CDI
+    #: devices, else they are refused. `nvidia` and `cdi` request them so in any case.
+    container_gpus: GpuChoice = "auto"
 
     #: Folders of the node that jobs may mount into containers by name, as JSON:
     #: `{"datasets": {"path": "/srv/datasets"}, "scratch": {"path": "/srv/s", "read_only": false}}`.

@@ -13,7 +13,12 @@ from typing import Any
 import pytest
 
 from yardmaster_cli.findings import Finding
-from yardmaster_cli.task_checks import engine_findings, info_findings, process_limits
+from yardmaster_cli.task_checks import (
+    engine_findings,
+    gpu_finding,
+    info_findings,
+    process_limits,
+)
 
 LIMITS = {"MemoryLimit": True, "SwapLimit": True, "CpuCfsQuota": True, "PidsLimit": True}
 INFO: dict[str, Any] = {"Driver": "overlay2", "CgroupVersion": "2", "Runtimes": {"runc": {}}}
@@ -84,14 +89,6 @@ def test_a_missing_engine_is_only_for_jobs_with_an_image(tmp_path: Path) -> None
     ("said", "what", "state", "words"),
     [
         ({"Driver": "vfs"}, "container storage", "slow", "vfs"),
-        ({}, "GPUs in containers", "absent", "neither"),
-        ({"Runtimes": {"nvidia": {}}}, "GPUs in containers", "ok", "runtime nvidia"),
-        (
-            {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]},
-            "GPUs in containers",
-            "ok",
-            "CDI device nvidia.com/gpu=0",
-        ),
         (
             {"CgroupVersion": "1", "SwapLimit": False},
             "limits of containers",
@@ -106,6 +103,41 @@ def test_an_engine_says_what_it_has(
     found = by_name(info_findings({**INFO, **LIMITS, **said}))[what]
     assert found.state == state
     assert words in found.found
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted", "state", "found"),
+    [
+        ({}, "auto", "absent", "the engine has neither a runtime of NVIDIA's nor CDI devices"),
+        ({}, "cdi", "ok", "driver cdi; the engine has neither"),
+        ({}, "none", "absent", "YARD_AGENT_CONTAINER_GPUS=none"),
+        (
+            {"Runtimes": {"nvidia": {}}},
+            "auto",
+            "ok",
+            "driver nvidia; the engine has runtime nvidia",
+        ),
+        (
+            {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]},
+            "auto",
+            "ok",
+            "driver cdi; the engine has CDI device nvidia.com/gpu=0",
+        ),
+    ],
+)
+def test_the_way_of_gpus_into_containers_is_named(
+    said: dict[str, Any], wanted: str, state: str, found: str
+) -> None:
+    finding = gpu_finding(VERSIONS, {**INFO, **said}, wanted)
+    assert finding.state == state
+    assert finding.found.startswith(found)
+
+
+def test_podman_gives_no_gpus_to_containers() -> None:
+    podman = {"Components": [{"Name": "Podman Engine", "Version": "4.3.1"}]}
+    finding = gpu_finding({**VERSIONS, **podman}, INFO, "auto")
+    assert (finding.state, finding.found) == ("absent", "Podman ignores requests for GPUs")
+    assert finding.get == "only for GPUs in containers: run Docker on nodes with GPUs"
 
 
 def process(folder: Path, groups: str, mounts: str) -> Path:

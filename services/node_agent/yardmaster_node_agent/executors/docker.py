@@ -17,7 +17,7 @@ container whose lease was not renewed, so replicas of pools with `fence: kill` a
 import asyncio
 import secrets
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -50,6 +50,7 @@ from yardmaster_node_agent.executors.registries import RegistryAuths
 from yardmaster_node_agent.executors.spool import Spool
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.engine_api import FOLDER_LABEL, OWNER_LABEL
+from yardmaster_runtime.engine_gpus import GpuChoice
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.details import PullPolicy, Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity, RunKind
@@ -256,6 +257,7 @@ class DockerExecutor:
         telemetry: Telemetry,
         *,
         gpus: bool = True,
+        gpu_choice: GpuChoice = "auto",
         network: Network = "bridge",
         api_socket: Path | None = None,
         pull_idle_s: float = PULL_IDLE_S,
@@ -267,6 +269,7 @@ class DockerExecutor:
         Args:
             gpus: whether the machine has the GPUs that its slots name; without them, the slots are
                 only counted, and nothing is requested from the engine.
+            gpu_choice: see the setting `container_gpus`.
             network: see the setting `container_network`.
             api_socket: the socket of the API of tasks, alone in its folder; containers with a
                 network of their own use the API there, if it exists.
@@ -275,6 +278,7 @@ class DockerExecutor:
         """
         self._folders = {} if folders is None else folders
         self._gpus = gpus
+        self._gpu_choice: GpuChoice = gpu_choice
         self._root = root.absolute()
         self._engine = engine
         self._patience = _Patience(clock, telemetry)
@@ -327,11 +331,14 @@ class DockerExecutor:
             image = launch.image or await self._engine.image(str(launch.run.image))
             if image is None:
                 raise EngineRefused(f"the engine has no image {launch.run.image}")
+            gpus: list[dict[str, object]] = []
+            if launch.devices and self._gpus:
+                gpus = [await self._engine.gpu_request(launch.devices, self._gpu_choice)]
             await self._remove_orphans()
             self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not directory.exists:
                 directory.create(launch.run.script, launch.user)
-            if not await self._engine.create(name, self._container(launch, image.id)):
+            if not await self._engine.create(name, self._container(launch, image.id, gpus)):
                 await self._own(key)
         except (EngineAway, EngineRefused, OSError, ValueError) as error:
             raise ExecutorFailed(replica=key, found=error) from None
@@ -524,8 +531,10 @@ class DockerExecutor:
             self._known_owner = path.read_text(encoding="ascii")
         return self._known_owner
 
-    def _container(self, launch: Launch, image: str) -> dict[str, Any]:
-        """Return the engine's description of the container."""
+    def _container(
+        self, launch: Launch, image: str, gpus: Sequence[Mapping[str, object]]
+    ) -> dict[str, Any]:
+        """Return the engine's description of the container; `gpus`: its requests for GPUs."""
         run, directory, user = launch.run, self._directory(launch.key), launch.user
         env = {"HOME": f"{INSIDE}/work", **launch.env}
         mounts = [*_mounts(directory.path, launch.code), *mounts_of(run.mounts, self._folders)]
@@ -541,7 +550,7 @@ class DockerExecutor:
                 mounts.append(_mount(api.parent.absolute(), API_INSIDE, read_only=True))
             else:
                 env |= {"YARD_AGENT_URL": "", "YARD_AGENT_TOKEN": ""}
-        if not (launch.devices and self._gpus):
+        if not any(each["Driver"] == "nvidia" for each in gpus):
             # A default runtime of NVIDIA's would show all GPUs.
             env["NVIDIA_VISIBLE_DEVICES"] = "void"
         container: dict[str, Any] = {
@@ -560,7 +569,8 @@ class DockerExecutor:
                 "SecurityOpt": ["no-new-privileges"],
                 "LogConfig": _LOG,
                 "Mounts": mounts,
-                **_limits(launch, gpus=self._gpus),
+                "DeviceRequests": list(gpus),
+                **_limits(launch),
             },
         }
         if run.script is not None:
@@ -594,7 +604,7 @@ def _mount(source: Path, target: str, *, read_only: bool = False) -> dict[str, o
     return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
 
 
-def _limits(launch: Launch, *, gpus: bool) -> dict[str, object]:
+def _limits(launch: Launch) -> dict[str, object]:
     """Return the limits of a container; without a number, CPUs or memory are not limited."""
     memory = launch.memory_mib * 2**20
     limits: dict[str, object] = {
@@ -607,9 +617,6 @@ def _limits(launch: Launch, *, gpus: bool) -> dict[str, object]:
         limits |= {"Memory": memory, "MemorySwap": memory}
     if launch.cpu_milli:
         limits["NanoCpus"] = launch.cpu_milli * 1_000_000
-    if launch.devices and gpus:
-        request = {"DeviceIDs": list(launch.devices), "Capabilities": [["gpu"]]}
-        limits["DeviceRequests"] = [request]
     return limits
 
 

@@ -24,6 +24,7 @@ import httpx
 
 from yardmaster_node_agent.executors.port import ImageFound
 from yardmaster_runtime.engine_api import NoCommonVersion, Version, agreed_version, text_of
+from yardmaster_runtime.engine_gpus import GpuChoice, device_request, gpu_driver
 from yardmaster_schemas.image_names import REFERENCE, repository_of
 
 #: Seconds after which a request without an answer counts as failed.
@@ -79,6 +80,8 @@ class Engine:
         self._client = httpx.AsyncClient(transport=transport)
         #: The version of the API that is used; None if the engine has to be asked.
         self._version: Version | None = None
+        #: The engine's last answer to `/version`.
+        self._said: dict[str, Any] = {}
 
     async def missing(self) -> str | None:
         """Return why no engine can be used at present; None if one can, within `PROBE_S`."""
@@ -100,6 +103,14 @@ class Engine:
     async def identity(self) -> str:
         """Return the id of the engine."""
         return str((await self._ask("GET", "/info"))["ID"])
+
+    async def gpu_request(self, devices: Sequence[str], wanted: GpuChoice) -> dict[str, object]:
+        """Return the request for GPUs of a container, as this engine can give them.
+
+        Raises: NoGpus.
+        """
+        info = await self._ask("GET", "/info")
+        return device_request(gpu_driver(self._said, info, wanted), devices, info)
 
     async def image(self, reference: str) -> ImageFound | None:
         """Return an image that the engine has; None if it has none of that name.
@@ -323,7 +334,8 @@ class Engine:
         if answer.status_code != httpx.codes.OK:
             raise EngineAway(f"{self._socket}: {_message(answer.content)}")
         try:
-            return agreed_version(answer.json())
+            self._said = answer.json()
+            return agreed_version(self._said)
         except NoCommonVersion as error:
             raise EngineAway(f"{self._socket}: {error}") from None
         except (ValueError, KeyError, TypeError):
