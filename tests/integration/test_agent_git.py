@@ -61,7 +61,7 @@ async def test_the_secret_of_a_private_repository_is_in_no_record_output_or_envi
         async with cell.agent():
             for content, failure, words in (
                 (None, "secret_missing", "no secret"),
-                (f"ada:{token}-revoked", "other", "refuses the login"),
+                (f"ada:{token}-revoked", "commit_refused", "refuses the login"),
             ):
                 if content is not None:
                     (tmp_path / "secrets/nlp/git").write_text(content)

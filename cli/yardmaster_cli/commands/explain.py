@@ -31,9 +31,9 @@ def explain(
         why = plain(remote.client.explain(remote.one_task(ref)))
         if out.for_people and why["phase"] in ("pending", "failed"):
             # Imported here: the client for output needs models, which are slow to import.
-            from yardmaster_cli.commands.logs import failed_pull
+            from yardmaster_cli.commands.logs import failed_fetch
 
-            more = failed_pull(remote, why["task_id"])
+            more = failed_fetch(remote, why["task_id"])
     else:
         # Imported here: reading a log needs libraries that only extras install.
         from yardmaster_cli.log.explanation import explain_from_log

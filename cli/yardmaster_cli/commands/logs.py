@@ -13,7 +13,7 @@ from yardmaster.client import Piece
 from yardmaster.errors import ApiError
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.output.cells import RESET, colored
-from yardmaster_cli.output.failed_pulls import failed_pull_lines
+from yardmaster_cli.output.failed_fetches import failed_fetch_lines
 from yardmaster_cli.output.formats import Output, Row
 from yardmaster_cli.progress import reporting
 from yardmaster_cli.server.remote import Remote
@@ -150,8 +150,8 @@ def last_lines(remote: Remote, task: Row, lines: int) -> list[str]:
     return "".join(found).splitlines()
 
 
-def failed_pull(remote: Remote, task_id: str, attempts: Sequence[Row] | None = None) -> list[str]:
-    """The lines about the last start of a task, if its image could not be had."""
+def failed_fetch(remote: Remote, task_id: str, attempts: Sequence[Row] | None = None) -> list[str]:
+    """The lines about the last start of a task, if its image or commit could not be had."""
 
     def output(attempt: int) -> Iterator[tuple[int, str]]:
         try:
@@ -162,7 +162,7 @@ def failed_pull(remote: Remote, task_id: str, attempts: Sequence[Row] | None = N
                 raise
 
     runs = remote.reader.attempts(task_id) if attempts is None else attempts
-    return failed_pull_lines(runs, output)
+    return failed_fetch_lines(runs, output)
 
 
 class _Writers:

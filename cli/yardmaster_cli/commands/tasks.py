@@ -16,7 +16,7 @@ from yardmaster_cli.listing.rows import GroupedTasks
 from yardmaster_cli.output.columns import GROUPS, TASKS, ended, of_job, without_one_pool
 from yardmaster_cli.output.describe import job_lines, task_lines
 from yardmaster_cli.output.exits import signal_words
-from yardmaster_cli.output.failed_pulls import last_pull_failed
+from yardmaster_cli.output.failed_fetches import last_fetch_failed
 from yardmaster_cli.output.formats import Column, Output, Row
 from yardmaster_cli.server.remote import Ref, Refused, Remote, rows
 from yardmaster_cli.session import Session, command
@@ -68,7 +68,7 @@ def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool, e
         failed = task["phase"] == "failed"
         return [
             *task_lines(out, task, runs),
-            *_failed_pull(remote, task, runs),
+            *_failed_fetch(remote, task, runs),
             *(_last_output(session, task) if failed and runs else []),
         ]
 
@@ -106,14 +106,14 @@ def _show_spec(remote: Remote, out: Output, job: Row) -> None:
     out.one(job_file(job, params), list, "name")
 
 
-def _failed_pull(remote: Remote, task: Row, runs: Sequence[Row]) -> list[str]:
+def _failed_fetch(remote: Remote, task: Row, runs: Sequence[Row]) -> list[str]:
     """The lines about the last start of a task that has not run since."""
-    if task["phase"] not in ("pending", "failed") or not last_pull_failed(runs):
+    if task["phase"] not in ("pending", "failed") or not last_fetch_failed(runs):
         return []
     # Imported here, as for `_last_output`.
-    from yardmaster_cli.commands.logs import failed_pull
+    from yardmaster_cli.commands.logs import failed_fetch
 
-    return failed_pull(remote, task["task_id"], runs)
+    return failed_fetch(remote, task["task_id"], runs)
 
 
 def _last_output(session: Session, task: Row) -> list[str]:

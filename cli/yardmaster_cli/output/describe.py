@@ -26,11 +26,16 @@ END_TEXTS: Final = {
     "secret_missing": "the node does not have the secret; yard logs names it",
     "details_missing": "the command to run was erased or cannot be read",
     "directory_missing": "run.working_dir is not a directory on the node",
-    "context_missing": "the uploaded folder or the commit cannot be used; yard logs says why",
+    "context_missing": "the uploaded folder cannot be used; yard logs says why",
     "reserved_variable": "run.env sets a variable that the agent sets; yard logs names it",
     "image_missing": "the registry has no such image; yard explain has its words",
     "image_refused": "the registry refuses the image, or its name is not valid; yard explain has "
     "its words",
+    "commit_missing": "there is no such commit or repository; yard explain has the words of git",
+    "commit_refused": "the git server refuses the node, or asks for a login; yard explain has "
+    "the words of git",
+    "commit_unusable": "the commit has files that no working folder may have; yard explain says "
+    "which",
     "image_changed": "a node ran another image than it was given; check its agent and engine",
     "decision_too_large": "its allocation exceeds the size of a record; request fewer replicas",
 }

@@ -146,6 +146,9 @@ class EndCode(StrEnum):
     IMAGE_REFUSED = "image_refused"
     IMAGE_UNREACHABLE = "image_unreachable"
     IMAGE_CHANGED = "image_changed"
+    COMMIT_MISSING = "commit_missing"
+    COMMIT_REFUSED = "commit_refused"
+    COMMIT_UNUSABLE = "commit_unusable"
     DECISION_TOO_LARGE = "decision_too_large"
 
 
@@ -157,12 +160,14 @@ class StartFailure(StrEnum):
     the end code of the same name: `no_executor` (`run.image` is set, and the agent runs no
     containers), `secret_missing`, `details_missing` (erased or unreadable), `directory_missing`
     (the working directory),
-    `context_missing` (the package of its folder is not stored any more, or is damaged,
-    or the commit of `run.git` does not exist, or cannot be used),
+    `context_missing` (the package of its folder is not stored any more, or is damaged),
+    `commit_unusable` (the commit of `run.git` has files that no working folder may have),
     `reserved_variable` (the job sets a variable that the agent sets itself), `image_missing` (the
     registry has no such image or tag), `image_refused` (the registry refuses this node, or the name
-    is not valid). Nodes may reach different registries or have different credentials, so the last
-    two end a task after a second node, or a second try, failed to start it.
+    is not valid), `commit_missing` (the server has no such commit or repository), `commit_refused`
+    (the server refuses this node, or asks for a login). Nodes may reach different servers or have
+    different credentials, so the last four end a task after a second node, or a second try, failed
+    to start it.
 
     `image_unreachable`: the registry does not answer, answers that it cannot now, or sends nothing.
     """
@@ -177,16 +182,19 @@ class StartFailure(StrEnum):
     IMAGE_MISSING = "image_missing"
     IMAGE_REFUSED = "image_refused"
     IMAGE_UNREACHABLE = "image_unreachable"
+    COMMIT_MISSING = "commit_missing"
+    COMMIT_REFUSED = "commit_refused"
+    COMMIT_UNUSABLE = "commit_unusable"
 
     @property
     def end_code(self) -> EndCode | None:
         """The end code of a task whose start failed for this reason; None: the start is retried."""
-        return None if self.rank < _OF_IMAGE else EndCode(self.value)
+        return None if self.rank < _CHECKED_TWICE else EndCode(self.value)
 
     @property
     def checked_twice(self) -> bool:
         """Whether a task ends only after a second start failed too."""
-        return self.rank == _OF_IMAGE
+        return self.rank == _CHECKED_TWICE
 
     @property
     def requeue_code(self) -> EndCode:
@@ -196,15 +204,17 @@ class StartFailure(StrEnum):
     @property
     def rank(self) -> int:
         """How much the failure says; of several replicas, the highest one counts."""
-        return _RANKS.get(self, _OF_IMAGE + 1)
+        return _RANKS.get(self, _CHECKED_TWICE + 1)
 
 
-_OF_IMAGE: Final = 2
+_CHECKED_TWICE: Final = 2
 _RANKS: Final[Mapping[StartFailure, int]] = {
     StartFailure.OTHER: 0,
     StartFailure.IMAGE_UNREACHABLE: 1,
-    StartFailure.IMAGE_MISSING: _OF_IMAGE,
-    StartFailure.IMAGE_REFUSED: _OF_IMAGE,
+    StartFailure.IMAGE_MISSING: _CHECKED_TWICE,
+    StartFailure.IMAGE_REFUSED: _CHECKED_TWICE,
+    StartFailure.COMMIT_MISSING: _CHECKED_TWICE,
+    StartFailure.COMMIT_REFUSED: _CHECKED_TWICE,
 }
 
 

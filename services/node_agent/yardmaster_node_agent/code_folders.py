@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from yardmaster_node_agent.agent_state import ReplicaKey, TaskUser
-from yardmaster_node_agent.errors import GitFailed, GitRefused, RunRefused, SecretMissing
+from yardmaster_node_agent.errors import GitFailed, RunRefused, SecretMissing
 from yardmaster_node_agent.executors.port import Launch
 from yardmaster_node_agent.executors.task_user import open_way
 from yardmaster_node_agent.git_commits import GitCommits, archive_key
@@ -142,11 +142,13 @@ class UnpackedCode:
                 folder = await self._committed(git, launch, project, metrics)
             else:
                 folder = await self._stored(launch, project, metrics)
-        except (ArchiveRefused, PackageNotFound, GitRefused) as error:
+        except GitFailed as error:
+            raise _refused(launch, str(error), error.failure) from error
+        except (ArchiveRefused, PackageNotFound) as error:
             raise _refused(launch, str(error), StartFailure.CONTEXT_MISSING) from error
         except SecretMissing as error:
             raise _refused(launch, str(error), StartFailure.SECRET_MISSING) from error
-        except (_NodeCannot, GitFailed) as error:
+        except _NodeCannot as error:
             raise _refused(launch, str(error)) from error
         except PackagesUnavailable as error:
             # The URL of the store and the cause are for the operator, not for the job's user.
@@ -221,7 +223,7 @@ class UnpackedCode:
         The secret is needed even if the commit is in the cache.
 
         Raises:
-            GitRefused, GitFailed, SecretMissing, ArchiveRefused, OSError.
+            GitFailed, SecretMissing, ArchiveRefused, OSError.
         """
         login = self._git.login(git, project)
         self._make_folders()
@@ -325,7 +327,7 @@ class _NodeCannot(Exception):
 
 
 def _refused(launch: Launch, found: str, failure: StartFailure = StartFailure.OTHER) -> RunRefused:
-    return RunRefused(replica=launch.key, found=found, failure=failure)
+    return RunRefused(replica=launch.key, found=found.removesuffix("."), failure=failure)
 
 
 async def _write(path: Path, pieces: AsyncGenerator[bytes, None], package: StoredPackage) -> None:

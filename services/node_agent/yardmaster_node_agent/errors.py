@@ -3,7 +3,8 @@
 ```
 AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
              AssignmentUnreadable  NotEnrolled  NodeTaken  DataWritable
-             TaskUsersUnusable  MpsUnusable  NotRenewed  SecretMissing  GitRefused  GitFailed
+             TaskUsersUnusable  MpsUnusable  NotRenewed  SecretMissing
+             GitFailed  (CommitMissing  CommitRefused  CommitUnusable)
 ```
 """
 
@@ -139,13 +140,30 @@ class SecretMissing(AgentError):
     code = "secret_missing"
 
 
-class GitRefused(AgentError):
-    """The commit cannot be used: {found}. Correct run.git."""
-
-    code = "git_refused"
-
-
 class GitFailed(AgentError):
     """The commit cannot be fetched here: {found}."""
 
     code = "git_failed"
+    #: The cause that the agent reports to the scheduler.
+    failure = StartFailure.OTHER
+
+
+class CommitMissing(GitFailed):
+    """The server has no such commit: {found}. Correct run.git."""
+
+    code = "commit_missing"
+    failure = StartFailure.COMMIT_MISSING
+
+
+class CommitRefused(GitFailed):
+    """The server does not give the commit to this node: {found}."""
+
+    code = "commit_refused"
+    failure = StartFailure.COMMIT_REFUSED
+
+
+class CommitUnusable(GitFailed):
+    """The commit cannot be used: {found}."""
+
+    code = "commit_unusable"
+    failure = StartFailure.COMMIT_UNUSABLE

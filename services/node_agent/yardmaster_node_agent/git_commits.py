@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 from urllib.parse import urlsplit
 
-from yardmaster_node_agent.errors import GitFailed, GitRefused
+from yardmaster_node_agent.errors import CommitMissing, CommitRefused, CommitUnusable, GitFailed
 from yardmaster_node_agent.executors.secrets import Secrets
 from yardmaster_node_agent.git_login import DESCRIPTOR, GitLogin, login_of, options
 from yardmaster_packages.archive import pack
@@ -36,14 +36,17 @@ _SAFE: Final = (
     *("-c", f"http.lowSpeedTime={IDLE_S}", "-c", "fetch.unpackLimit=1"),
     *("-c", "core.hooksPath=/dev/null", "-c", "credential.helper=", "-c", "gc.auto=0"),
 )
-#: Messages of git with which a fetch fails on all nodes.
-_EVERYWHERE: Final = (
-    *("not our ref", "unadvertised object", "remote ref", "not found"),
-    "invalid path",
-)
+#: Messages with which git fails because the server has no such commit or repository.
+_MISSING: Final = ("not our ref", "unadvertised object", "remote ref", "' not found")
+#: The message with which git fails because of the name of a file.
+_INVALID_PATH: Final = "invalid path"
 #: Messages with which git fails because the server does not let it read the repository.
 _NO_LOGIN: Final = ("could not read Username", "could not read Password", "Authentication failed")
 _FORBIDDEN: Final = "returned error: 403"
+_LOGIN_NEEDED: Final = (
+    "it asks for a login, so the repository is private or does not exist; for a private one, name "
+    "a secret in run.git.secret"
+)
 _MAX_MESSAGE: Final = 300
 #: The most bytes of the list of one file, on average.
 _LISTED_BYTES: Final = 512
@@ -70,8 +73,7 @@ class GitCommits:
         """Write the files of a commit as a package to `into`; return its digest.
 
         Raises:
-            GitRefused: no node can.
-            GitFailed: this node cannot.
+            GitFailed: `failure` says whether another node may have it.
             OSError.
         """
         host = urlsplit(source.url).netloc
@@ -95,7 +97,7 @@ class GitCommits:
         await _git(folder, largest, *asked, *fetch, source.url, commit, login=login)
         kind = await _git(folder, MIB, "cat-file", "-t", commit)
         if kind != b"commit\n":
-            raise GitRefused(found=f"{commit} is not a commit")
+            raise CommitMissing(found=f"{commit} is not a commit")
         listed = self._limits.files * _LISTED_BYTES
         entries = await _git(folder, listed, "ls-tree", "-r", "-t", "-l", "-z", commit)
         await _in_thread(lambda: self._check(entries))
@@ -109,7 +111,7 @@ class GitCommits:
         try:
             return await _in_thread(write)
         except ContextUnusable as error:
-            raise GitRefused(found=str(error).replace(str(tree), "of the commit")) from error
+            raise CommitUnusable(found=str(error).replace(str(tree), "of the commit")) from error
 
     def _check(self, listed: bytes) -> None:
         """Check the sizes before anything is written: a small repository can have huge files."""
@@ -117,7 +119,7 @@ class GitCommits:
         sizes = (entry.split(b"\t")[0].split()[3] for entry in entries)
         total = sum(int(size) for size in sizes if size != b"-")
         if len(entries) > self._limits.files or total > self._limits.unpacked_bytes:
-            raise GitRefused(
+            raise CommitUnusable(
                 found=f"the commit has {len(entries)} files of {total} bytes; allowed are "
                 f"{self._limits.files} files of {self._limits.unpacked_bytes} bytes"
             )
@@ -137,7 +139,7 @@ async def _git(folder: Path, max_bytes: int, *words: str, login: GitLogin | None
     """Run git in a folder; return its output. No file that it writes exceeds `max_bytes`.
 
     Raises:
-        GitRefused, GitFailed, OSError.
+        GitFailed, OSError.
     """
     limit = f"ulimit -f {-(-max_bytes // 512)}"
     start = f'{limit}; exec "$@" {DESCRIPTOR}<&0 </dev/null'
@@ -169,7 +171,7 @@ async def _git(folder: Path, max_bytes: int, *words: str, login: GitLogin | None
             return out.read()
         packs = (folder / "repository/objects/pack").glob("tmp_*")
         if any(path.stat().st_size >= max_bytes for path in packs):
-            raise GitRefused(found=f"the repository sends more than {max_bytes} bytes")
+            raise CommitUnusable(found=f"the repository sends more than {max_bytes} bytes")
         raise _failure(code, errors.read(MIB), login)
 
 
@@ -201,24 +203,23 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _failure(code: int, errors: bytes, login: GitLogin | None) -> GitFailed | GitRefused:
+def _failure(code: int, errors: bytes, login: GitLogin | None) -> GitFailed:
     if code == 127:
         return GitFailed(found="this node has no program git")
     text = errors.decode("utf-8", "replace")
-    if login is None and any(words in text for words in _NO_LOGIN):
-        return GitRefused(
-            found="the server asks for a login: the repository is private, or does not exist. For "
-            "a private one, name a secret in run.git.secret"
-        )
-    if login is not None and any(words in text for words in (*_NO_LOGIN, _FORBIDDEN)):
-        return GitFailed(
-            found=f"the server refuses the login of this node's secret {login.secret!r}"
-        )
+    if any(words in text for words in _NO_LOGIN):
+        return CommitRefused(found=_LOGIN_NEEDED if login is None else f"it refuses {login.shown}")
+    if login is not None and _FORBIDDEN in text:
+        return CommitRefused(found=f"it refuses {login.shown} (403)")
     lines = [line for line in text.splitlines() if line.startswith(("fatal:", "error:"))]
     shown = "".join(c for c in " ".join(lines) if c.isprintable())
     if login is not None:
         shown = login.hidden_in(shown)
-    shown = shown[:_MAX_MESSAGE].rstrip(".")
-    found = f"git: {shown or f'exit code {code}'}"
-    everywhere = code == -signal.SIGXFSZ or any(words in text for words in _EVERYWHERE)
-    return GitRefused(found=found) if everywhere else GitFailed(found=found)
+    found = f"git: {shown[:_MAX_MESSAGE].rstrip('.') or f'exit code {code}'}"
+    if _FORBIDDEN in text:
+        return CommitRefused(found=found)
+    if any(words in text for words in _MISSING):
+        return CommitMissing(found=found)
+    if code == -signal.SIGXFSZ or _INVALID_PATH in text:
+        return CommitUnusable(found=found)
+    return GitFailed(found=found)

@@ -30,6 +30,11 @@ class GitLogin:
     password: str = field(repr=False)
 
     @property
+    def shown(self) -> str:
+        """The login in messages."""
+        return f"the login of this node's secret {self.secret!r}"
+
+    @property
     def answer(self) -> bytes:
         """The output of a credential helper of git."""
         return f"username={self.user}\npassword={self.password}\n".encode()

@@ -113,17 +113,19 @@ async def test_a_host_that_the_node_does_not_allow_gets_no_request(node: Node) -
     assert not node.asked
 
 
-async def test_what_no_node_can_fetch_fails_everywhere(node: Node) -> None:
+async def test_a_commit_that_the_server_does_not_have_or_give_is_named(node: Node) -> None:
     commit = node.repository.files(a=b"1")
     tree = node.repository.git("rev-parse", f"{commit}^{{tree}}")
-    for asked, path in (
-        ("0" * 39 + "1", "code.git"),
-        (tree, "code.git"),
-        (commit, "none.git"),
-        (commit, "private/code.git"),
+    for asked, path, expected in (
+        ("0" * 39 + "1", "code.git", StartFailure.COMMIT_MISSING),
+        (tree, "code.git", StartFailure.COMMIT_MISSING),
+        (commit, "none.git", StartFailure.COMMIT_MISSING),
+        (commit, "private/code.git", StartFailure.COMMIT_REFUSED),
+        (commit, "forbidden/code.git", StartFailure.COMMIT_REFUSED),
     ):
         failure, found = await node.refused(asked, path)
-        assert failure is StartFailure.CONTEXT_MISSING, found
+        assert failure is expected, found
+        assert ".." not in found
 
 
 async def test_trouble_of_the_network_is_a_failure_of_this_node(
@@ -189,4 +191,4 @@ async def test_hostile_commits_are_refused(node: Node) -> None:
         ("040000", one.tree(*(("040000", wide, f"d{i}") for i in range(6))), "bomb"),
     ):
         failure, found = await node.refused(one.commit(entry))
-        assert failure is StartFailure.CONTEXT_MISSING, (entry, found)
+        assert failure is StartFailure.COMMIT_UNUSABLE, (entry, found)

@@ -114,7 +114,7 @@ async def test_a_cached_commit_is_for_its_project_and_secret_alone(node: Private
     await node.prepare(node.commit, PATH, secret="shared/git", project="vision")
     assert len(node.asked) > asked, "another project fetches it for itself"
     for secret, project, failure in (
-        (None, "nlp", StartFailure.CONTEXT_MISSING),
+        (None, "nlp", StartFailure.COMMIT_REFUSED),
         ("nlp/git", "vision", StartFailure.SECRET_MISSING),
         ("nlp/none", "nlp", StartFailure.SECRET_MISSING),
     ):
@@ -129,15 +129,15 @@ async def test_a_cached_commit_is_for_its_project_and_secret_alone(node: Private
 
 async def test_a_private_repository_without_a_secret_says_what_to_do(node: PrivateNode) -> None:
     failure, found = await node.refused(node.commit, PATH)
-    assert failure is StartFailure.CONTEXT_MISSING
+    assert failure is StartFailure.COMMIT_REFUSED
     assert "run.git.secret" in found
 
 
 @pytest.mark.parametrize("path", [PATH, "forbidden/code.git"])
-async def test_a_refused_login_is_a_failure_of_this_node(node: PrivateNode, path: str) -> None:
+async def test_a_refused_login_is_named_without_the_token(node: PrivateNode, path: str) -> None:
     node.secret("nlp/git", f"{USER}:{TOKEN}-revoked")
     failure, found = await node.refused(node.commit, path, secret="nlp/git")
-    assert failure is StartFailure.OTHER
+    assert failure is StartFailure.COMMIT_REFUSED
     assert "refuses the login of this node's secret 'nlp/git'" in found
     assert TOKEN not in found
 

@@ -641,8 +641,8 @@ def test_a_task_whose_starts_failed_counts_in_the_demand_again_once_it_starts() 
 # Images
 
 
-@pytest.mark.parametrize("failure", [StartFailure.IMAGE_MISSING, StartFailure.IMAGE_REFUSED])
-def test_an_image_that_two_nodes_cannot_have_ends_the_task(failure: StartFailure) -> None:
+@pytest.mark.parametrize("failure", [one for one in StartFailure if one.checked_twice])
+def test_an_image_or_commit_that_two_nodes_cannot_have_ends_the_task(failure: StartFailure) -> None:
     cell = Cell()
     for name in ("n1", "n2", "n3"):
         cell.node(name, gpus=1)
