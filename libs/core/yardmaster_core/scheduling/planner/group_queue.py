@@ -67,6 +67,12 @@ class GroupQueue:
         self._reached: dict[EqualsKey, QueueKey] = {}
         #: Groups that got a wait reason in this cycle.
         self.done: set[Group] = set()
+        #: By group, the candidates that are held until it has had its turns; the groups that were
+        #: held in this cycle, their scopes, and the scopes of those that they were held for.
+        self._held: dict[Group, list[Candidate]] = {}
+        self._were_held: set[Group] = set()
+        self._scopes_held: set[Hashable] = set()
+        self._scopes_ahead: set[Hashable] = set()
         #: Groups that are not queued any more; they are not offered again.
         self._left: set[Group] = set()
         self._fits = fits
@@ -195,6 +201,27 @@ class GroupQueue:
         else:
             self.push(group, task, rest, 0)
 
+    def hold(self, candidate: Candidate, ahead: Group) -> bool:
+        """Hold a candidate, and those behind it, until a group that is queued has had its turns;
+        return False if it is not held.
+
+        It is held at most once, for a group of another scope. No group of a scope for which others
+        were held is held itself: so no groups wait for each other.
+        """
+        group = candidate[0]
+        if ahead not in self._queued or group in self._were_held:
+            return False
+        scope, its_scope = self._candidates.scope(group), self._candidates.scope(ahead)
+        if scope == its_scope or scope in self._scopes_ahead or its_scope in self._scopes_held:
+            return False
+        if not self._candidates.hold(candidate):
+            return False
+        self._were_held.add(group)
+        self._scopes_held.add(scope)
+        self._scopes_ahead.add(its_scope)
+        self._held.setdefault(ahead, []).append(candidate)
+        return True
+
     def requeue_followers(self, group: Group) -> None:
         """Queue the group's followers: its first task got slots, so they may get some too."""
         followers = self._followers.pop(group, None)
@@ -206,8 +233,14 @@ class GroupQueue:
 
     def remove(self, group: Group) -> None:
         """Take a group out of the queue; it may be added again."""
-        self._queued.discard(group)
         self._left.add(group)
+        self._unqueue(group)
+
+    def _unqueue(self, group: Group) -> None:
+        """Count a group as not queued, and add the candidates that were held for it."""
+        self._queued.discard(group)
+        for candidate in self._held.pop(group, ()):
+            self._candidates.release(candidate)
 
     def finish(self, group: Group) -> None:
         """Mark a group that got a wait reason as done.
@@ -220,7 +253,8 @@ class GroupQueue:
         pool = self._view.pool
         if followers and _same_reason(group, followers[0][-1], pool):
             del self._followers[group]
-            self._queued.difference_update(each for *_, each in followers)
+            for *_, each in followers:
+                self._unqueue(each)
         key = self._leaders.get(group)
         if key is not None and code_of(group, pool) is key[-1]:
             del self._leaders[group]
@@ -305,6 +339,12 @@ class SortedCandidates:
         key = self._key(group, task, turn)
         first, second = self._heaps
         return not (first and first[0][0] < key) and not (second and second[0][0] < key)
+
+    def hold(self, candidate: Candidate) -> bool:
+        return False
+
+    def release(self, candidate: Candidate) -> None:
+        self.push(candidate)
 
     def _key(self, group: Group, task: Task, turn: int) -> SortKey:
         tier, *rest_of_key = self._order_key(self._view, group, task)

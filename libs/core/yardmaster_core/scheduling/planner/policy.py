@@ -89,6 +89,15 @@ class CandidateOrder(Protocol):
     def comes_first(self, group: Group, task: Task, turn: int) -> bool:
         """Whether the group, which is not among them, comes before all of them."""
 
+    def hold(self, candidate: Candidate) -> bool:
+        """Keep the first turns of groups of the same scope after that of this group, which is not
+        among them, until it is released; return whether the order can do so.
+        """
+        ...
+
+    def release(self, candidate: Candidate) -> None:
+        """Add a group that was held."""
+
 
 class PreemptionBudget(Protocol):
     """Limits which victims may be preempted together."""

@@ -39,6 +39,7 @@ from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
 from yardmaster_core.scheduling.planner.placement_search import PlacementSearch
 from yardmaster_core.scheduling.planner.policy import (
     AtLimit,
+    Candidate,
     PoolView,
     PreemptionAction,
     StopReason,
@@ -53,7 +54,7 @@ from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
 from yardmaster_schemas.events.decisions import MAX_RANKED, ClaimantRank, ClaimantsRankedV1
 from yardmaster_schemas.events.requests import PoolOrder
-from yardmaster_schemas.reasons import NUMBERS, WaitCode
+from yardmaster_schemas.reasons import NUMBERS, Wait, WaitCode
 
 #: The rule of a stop after which the task starts on other slots, which are reserved for it.
 MOVED: Final = "moved"
@@ -70,6 +71,8 @@ class GroupResult(Enum):
     KEPT = auto()
     #: It does not fit now: consider it again, with the next action.
     NO_CAPACITY = auto()
+    #: It waits behind a task that has a turn to come: the queue considers it after that.
+    HELD = auto()
     #: Its wait reason is recorded, and holds for all tasks of the group.
     WAITS = auto()
 
@@ -412,7 +415,9 @@ class PoolPass:
         pool = self.pool
         continue_on = _CONTINUE_STRICT if pool.index.traits.strict else _CONTINUE
         while True:
-            result = self._consider(group, task, turn)
+            result = self._consider((group, task, rest, turn))
+            if result is GroupResult.HELD:
+                return
             if result is GroupResult.KEPT:
                 # The other tasks with reserved slots are equal.
                 rest = group.queue.in_order()
@@ -478,7 +483,8 @@ class PoolPass:
             self.queue.requeue(woken)
             woken.clear()
 
-    def _consider(self, group: Group, task: Task, turn: int) -> GroupResult:
+    def _consider(self, candidate: Candidate) -> GroupResult:
+        group, task, _, turn = candidate
         wait = limit_reached(self.draft.state, self.pool, task) or self._must_wait(
             self.view, group, task
         )
@@ -498,6 +504,8 @@ class PoolPass:
                 if self._preempt_at_limit(self._at_limit, task):
                     return GroupResult.RESERVED
                 wait = self._at_limit.wait(self.view, task, wait)
+            if self._is_held(candidate, wait):
+                return GroupResult.HELD
             self.decisions.wait(group, task, wait)
             return GroupResult.WAITS
         if turn:
@@ -521,6 +529,15 @@ class PoolPass:
         self.decisions.start(task, placement)
         self._capacity = placement[0][0] if self.strategy.sticky and len(placement) == 1 else None
         return GroupResult.STARTED
+
+    def _is_held(self, candidate: Candidate, wait: Wait) -> bool:
+        """Whether a task waits behind another one that has a turn to come in this cycle: then it is
+        considered after that turn, and the tasks behind it after it.
+        """
+        if wait.code is not WaitCode.BEHIND_TASK or wait.about is None or candidate[-1]:
+            return False
+        ahead = self.draft.state.task(wait.about).group
+        return ahead is not None and self.queue.hold(candidate, ahead)
 
     def can_start(self, task: Task) -> bool:
         """Whether the task can start in this pool at once."""

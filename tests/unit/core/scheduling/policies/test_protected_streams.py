@@ -8,7 +8,9 @@ import pytest
 
 from tests.histories.properties import CheckedPlayer
 from tests.histories.static_problems import StaticCell
-from tests.unit.core.scheduling.reading import started
+from tests.unit.core.scheduling.policies.test_quota import QuotaCell
+from tests.unit.core.scheduling.reading import started, stopped
+from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_schemas.events.requests import Quota
 from yardmaster_schemas.reasons import WaitCode
 from yardmaster_schemas.resources import Resources
@@ -140,3 +142,27 @@ def test_under_starved_first_it_waits_behind_one_within_an_equal_part() -> None:
         cell.ends("busy", index, done=True)
     cell.step()
     assert cell.task("within").run is not None
+
+
+def test_a_later_task_of_a_project_does_not_pass_one_behind_a_task_that_preempts_now() -> None:
+    """In the cycle in which the victims of `ahead` are no longer protected, `kept` waits behind it
+    only until it has preempted them; `later` cannot be preempted, so it waits behind none.
+    """
+    cell = QuotaCell({"n0": 2, "n1": 2, "n2": 1}, order="kai", actions=["allocate", "reclaim"])
+    for project, deserved in (("s", 2), ("q", 2), ("v", 0)):
+        cell.entitle_to(project, deserved)
+    cell.submit("held", project="q", gpus=2, min_runtime_s=600)
+    cell.run()
+    cell.submit("victim", project="v", gpus=2, min_runtime_s=MIN_RUNTIME_S)
+    cell.run()
+    cell.submit("ahead", project="s", gpus=2)
+    cell.run()
+    cell.submit("kept", project="q", gpus=1, priority=40, min_runtime_s=MIN_RUNTIME_S)
+    cell.run()
+    assert cell.wait_code("ahead") == WaitCode.VICTIMS_PROTECTED
+    assert cell.wait_code("kept") == WaitCode.BEHIND_TASK
+    cell.submit("later", project="q", gpus=1, priority=60, preemptible=False)
+    decided = cell.cycle(after_s=MIN_RUNTIME_S)
+    assert stopped(decided) == ["victim"]
+    assert started(decided) == ["kept"]
+    assert_sound(cell.state)

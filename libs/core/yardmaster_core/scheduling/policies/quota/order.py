@@ -58,8 +58,9 @@ class QueueOrder:
         self._count = 0
         #: The place of a group within its project, without the submission.
         self._places: dict[Group, OrderKey] = {}
-        #: By leaf, the places of groups that wait for a turn from the second up to `after`; and the
-        #: groups whose first turn is deferred until the groups in `_ahead` have had their turn.
+        #: By leaf, the places of groups that are held, or wait for a turn from the second up to
+        #: `after`; and the groups whose first turn is deferred until the groups in `_ahead` have
+        #: had their turn.
         self._ahead: dict[Queue, list[OrderKey]] = {}
         self._deferred: dict[Queue, list[Waiting]] = {}
         #: Leaves whose groups in `_ahead` have all had their turn.
@@ -81,16 +82,35 @@ class QueueOrder:
         return *found, task.key
 
     def push(self, candidate: Candidate) -> None:
-        group, task, _, turn = candidate
-        index = index_of(self._view)
-        leaf = index.queue_of(self._view.state, task.job.project)
+        group, _, _, turn = candidate
+        leaf, entry = self._entry(candidate)
         # rule: order: failed starts last
         at = turn + self._late * group.shape.start_failed
-        entry = (self.place(group, task), id_order(task), candidate)
         self._count += 1
         if 0 < at <= self._after:
             self._ahead.setdefault(leaf, []).append(self._rank(entry))
         self._push(at, leaf, entry)
+
+    def hold(self, candidate: Candidate) -> bool:
+        leaf, entry = self._entry(candidate)
+        self._ahead.setdefault(leaf, []).append(self._rank(entry))
+        return True
+
+    def release(self, candidate: Candidate) -> None:
+        leaf, entry = self._entry(candidate)
+        self._had_turn(leaf, entry)
+        self.push(candidate)
+
+    def _entry(self, candidate: Candidate) -> tuple[Queue, Waiting]:
+        group, task, *_ = candidate
+        leaf = index_of(self._view).queue_of(self._view.state, task.job.project)
+        return leaf, (self.place(group, task), id_order(task), candidate)
+
+    def _had_turn(self, leaf: Queue, entry: Waiting) -> None:
+        """Count a group of `_ahead` as one that had its turn."""
+        self._ahead[leaf].remove(self._rank(entry))
+        if not self._ahead[leaf]:
+            self._released.append(leaf)
 
     def _push(self, at: int, leaf: Queue, entry: Waiting) -> None:
         turn = self._turns.get(at)
@@ -116,9 +136,7 @@ class QueueOrder:
                 turn.pop(leaf)
                 self._count -= 1
                 if 0 < at <= self._after:
-                    self._ahead[leaf].remove(self._rank(entry))
-                    if not self._ahead[leaf]:
-                        self._released.append(leaf)
+                    self._had_turn(leaf, entry)
                 return candidate
         return None
 

@@ -80,22 +80,38 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
     if "reclaim" in actions:
         groups.update(dict.fromkeys(_that_reclaim(view)))
         groups.update(dict.fromkeys(_with_stale_reason(view)))
-    groups.update(dict.fromkeys(_that_may_pass(view)))
+    groups.update(dict.fromkeys(_that_may_pass(view, (*view.pool.awake, *groups))))
     groups.update(dict.fromkeys(_that_keep_others_in_vain(view)))
     return groups
 
 
-def _that_may_pass(view: PoolView) -> Iterator[Group]:
-    """Yield the groups behind another task that now may pass it, or wait for another reason; and
-    the groups that others wait behind although their reason does not say so.
+def _that_may_pass(view: PoolView, considered: Iterable[Group]) -> Iterator[Group]:
+    """Yield the groups behind another task that now may pass it, or wait for another reason; the
+    groups that others wait behind although their reason does not say so; and of each project the
+    first group behind a task of another one that is considered in this cycle: later ones must not
+    pass it before that task had its turns.
     """
-    for group in groups_behind(view):
-        if group.queue.live:
-            wait = wait_for_quota(view, group, group.queue.first)
-            if wait is None or wait.code is not WaitCode.BEHIND_TASK:
-                yield group
-            elif (oldest := unreported_oldest(view, group.queue.first)) is not None:
-                yield oldest
+    behind = list(groups_behind(view))
+    if not behind:
+        return
+    firsts: dict[Project, Group] = {}
+    tasks = {each.queue.first.id: each.queue.first for each in considered if each.queue.live}
+    for group in behind:
+        if not group.queue.live:
+            continue
+        task = group.queue.first
+        wait = wait_for_quota(view, group, task)
+        if wait is None or wait.code is not WaitCode.BEHIND_TASK:
+            yield group
+            continue
+        if (oldest := unreported_oldest(view, task)) is not None:
+            yield oldest
+        ahead, project = tasks.get(wait.about or ""), task.job.project
+        if ahead is not None and ahead.job.project is not project:
+            first = firsts.setdefault(project, group)
+            if _place(view, group, task) < _place(view, first, first.queue.first):
+                firsts[project] = group
+    yield from firsts.values()
 
 
 def _that_keep_others_in_vain(view: PoolView) -> Iterator[Group]:

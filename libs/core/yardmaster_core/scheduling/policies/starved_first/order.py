@@ -79,6 +79,12 @@ class OwnerOrder:
         # After a start the order is another one.
         return False
 
+    def hold(self, candidate: Candidate) -> bool:
+        return False
+
+    def release(self, candidate: Candidate) -> None:
+        self.push(candidate)
+
     def _refresh(self) -> None:
         """Compute the places that may have changed again."""
         index = index_of(self._view)
