@@ -188,6 +188,7 @@ POOL: Final[Mapping[str, Key]] = {
     "gpu-placement": _of(PoolConfig, "gpu_placement", _optional_text, "packed|spread|none"),
     "images": _of(PoolConfig, "images", _names, "PREFIX,..."),
     "mounts": _of(PoolConfig, "mounts", _names, "NAME[:rw],..."),
+    "users": _of(PoolConfig, "users", _names, "UID:GID,..."),
 }
 _QUEUE: Final[Mapping[str, Key]] = {
     "rank": _of(DepartmentConfig, "rank", _whole, "N"),
@@ -217,6 +218,7 @@ PROJECT: Final[Mapping[str, Key]] = {
     "default-pools": _of(ProjectConfig, "default_pools", _names, "NAME,..."),
     "images": _of(ProjectConfig, "images", _names, "PREFIX,..."),
     "mounts": _of(ProjectConfig, "mounts", _names, "NAME[:rw],..."),
+    "users": _of(ProjectConfig, "users", _names, "UID:GID,..."),
 }
 CELL: Final[Mapping[str, Key]] = {
     "default-pools": _of(CellConfig, "default_pools", _names, "NAME,..."),

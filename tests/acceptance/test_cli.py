@@ -442,7 +442,7 @@ projects:
   images:
     {department: vision, max-slots: 4, kinds: [training, inference], default-pools: [default],
      kind-node-types: {training: [any], inference: []}, images: registry.example.org/team/,
-     mounts: [datasets, "scratch:rw"]}
+     mounts: [datasets, "scratch:rw"], users: ["1500:100"]}
   empty:
 """
 
@@ -469,6 +469,7 @@ def test_a_file_configures_pools_departments_and_projects(dev: Dev) -> None:
     config = dev.yard("projects", "show", "images", "-o", "json").json["config"]
     assert config["images"] == ["registry.example.org/team/"]
     assert config["mounts"] == ["datasets", "scratch:rw"]
+    assert config["users"] == ["1500:100"]
 
     dev.yard("projects", "set", "images", "max-slots=9")
     drift = {"kind": "project", "name": "images", "field": "max-slots", "now": "9", "file": "4"}
@@ -519,6 +520,32 @@ def test_departments_and_quotas_are_configured_by_a_file_and_by_commands(dev: De
         dev.yard(kind, "delete", name)
 
 
+def test_a_job_names_its_user_when_its_project_lists_the_user(dev: Dev) -> None:
+    dev.yard("projects", "create", "ada", "department=default")
+    submit = ("submit", "-p", "ada", "--run-as", "1500:100", "--", "true")
+    refused = dev.yard(*submit, code=104)
+    assert "user_not_allowed: 1500:100 is not in the list of project ada" in refused.err
+    assert "yard projects set PROJECT users=UID:GID" in refused.err
+    for root in ("0:100", "1500:0"):
+        wrong = dev.yard("submit", "-p", "ada", "--run-as", root, "--", "true", code=2)
+        assert "must be at least 1" in wrong.err
+    assert "expected UID:GID" in dev.yard("submit", "--run-as", "ada", "--", "true", code=2).err
+
+    (dev.folder / "users.yaml").write_text("projects: {ada: {users: ['1500:100']}}")
+    dev.yard("apply", "-f", str(dev.folder / "users.yaml"))
+    admitted = dev.yard(*submit)
+    assert "run.run_as: no node of its pools can switch users (ISOLATION none)" in admitted.err
+    job = admitted.lines[0]
+    for command in ("show", "explain"):
+        assert "Runs as     1500:100" in dev.yard(command, f"{job}.0").lines
+    assert "  run_as:\n    uid: 1500\n    gid: 100" in dev.yard("show", job, "--spec").out
+    until(
+        lambda: "cannot run it as 1500:100 (run_as)" in dev.yard("logs", f"{job}.0").out,
+        "the log says why the start failed",
+    )
+    dev.yard("cancel", job, "--yes")
+
+
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
@@ -531,6 +558,7 @@ def test_departments_and_quotas_are_configured_by_a_file_and_by_commands(dev: De
         ("projects: {a: {kind-node-types: {hobby: [sxm]}}}", 2, "kind_node_types"),
         ("projects: {a: {images: [a/*]}}", 2, "images"),
         ("projects: {a: {mounts: ['scratch:ro']}}", 2, "mounts"),
+        ("projects: {a: {users: ['0:0']}}", 2, "users"),
         ("projects: {a: {default-pools: [moon]}}", 101, "project a: refused: pool_unknown"),
         ("cell: {default-pools: [moon]}", 101, "refused: pool_unknown"),
         ("projects: {a: {department: none-such}}", 101, "project a: refused: department_unknown"),

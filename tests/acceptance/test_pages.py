@@ -60,7 +60,7 @@ NOT_HERE: Final = {
     "explanation/fitgpp.md": (2, "hours of simulation"),
     "how-to/install.md": (1, "an environment that another project has changed"),
     "how-to/tls.md": (4, "a broker, Redis and a proxy with TLS"),
-    "how-to/nodes.md": (2, "a group of the machine; a GPU with the control daemon of MPS"),
+    "how-to/nodes.md": (3, "a group, a project, and a GPU with the control daemon of MPS"),
     "how-to/users.md": (1, "Kubernetes"),
     "how-to/monitor.md": (3, "kubectl, and promtool of Prometheus"),
     "explanation/simulator.md": (2, "traces that are not in the tree, and long simulations"),

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import docker
@@ -16,6 +18,7 @@ from tests.support.containers import CONTAINER_IMAGE, ENGINE_SOCKET, is_there
 from tests.support.engine_proxy import refusing
 from tests.support.half_open import collect_half_open
 from tests.support.node_agent import AgentCell, sh
+from tests.support.task_users import foreign_program, settings_of, users_of_test
 from yardmaster_node_agent.agent import Ports
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey, ReplicaState
 from yardmaster_node_agent.errors import ExecutorFailed
@@ -33,6 +36,7 @@ from yardmaster_schemas.events.node_events import (
     TaskStartedV1,
 )
 from yardmaster_schemas.reasons import StartFailure
+from yardmaster_schemas.run_as import RunAs
 
 pytestmark = pytest.mark.timeout(120)
 ENGINE = ENGINE_SOCKET
@@ -154,6 +158,60 @@ async def test_a_container_gets_the_folders_of_the_list_and_its_shared_memory(
         assert (await ended(cell, task)).never_started
         await cell.until_output(task, "this node has no mount home", stream=None)
     assert (tmp_path / "scratch" / "new").read_text() == "kept\n"
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that other users may pass through; they cannot pass through those of pytest."""
+    with TemporaryDirectory() as found:
+        path = Path(found)
+        path.chmod(0o711)
+        yield path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to switch users")
+async def test_a_container_runs_as_the_user_that_its_job_names(
+    cell: AgentCell, reachable: Path
+) -> None:
+    other = users_of_test()
+    ada = RunAs(uid=other.first, gid=other.last)
+    scratch = reachable / "scratch"
+    scratch.mkdir()
+    os.chown(scratch, ada.uid, ada.gid)
+    cell.data_dir = reachable / "n1"
+    cell.configure(
+        data_dir=cell.data_dir,
+        mounts={"scratch": HostFolder(path=scratch, read_only=False)},
+        **settings_of(users_of_test()),
+    )
+    mounts = (FolderMount(source="scratch", target="/scratch", read_only=False),)
+    script = """
+    trap 'cat "$YARD_STOP_FILE" > /scratch/stop; exit 0' TERM
+    printf '{"uri": "s3://a/b", "step": 3}' > "$YARD_CHECKPOINT_FILE.new"
+    mv "$YARD_CHECKPOINT_FILE.new" "$YARD_CHECKPOINT_FILE"
+    echo 1 > "$HOME/own"
+    echo "$(id -u):$(id -G)"
+    while :; do sleep 0.1; done
+    """
+    with foreign_program(ada):
+        async with cell.agent():
+            task = await cell.allocate(in_image(script, mounts=mounts), run_as=ada)
+            await cell.until_output(task, f"{ada}\n")
+            (done,) = await cell.until(CheckpointDoneV1)
+            assert done.step == 3
+            replica = cell.data_dir / "containers" / f"{task}.1.0"
+            for path in (replica / "work", replica / "task", replica / "work" / "own"):
+                found = path.stat()
+                assert (found.st_uid, found.st_gid) == (ada.uid, ada.gid)
+            await cell.stop(task)
+            assert (await cell.exit_of(task)).exit_code == 0
+            await ended(cell, task)
+            assert await cell.output(task) == f"{ada}\n"
+        # What the task wrote into the mounted folder stays, and belongs to the user.
+        found = (scratch / "stop").stat()
+        assert (found.st_uid, found.st_gid) == (ada.uid, ada.gid)
+        assert await cell.ports().executor.sweep() == 0
+        assert not replica.exists()
 
 
 async def test_a_command_is_given_to_the_image(cell: AgentCell) -> None:

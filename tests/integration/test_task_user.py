@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.support.node_agent import AgentCell, sh
-from tests.support.task_users import settings_of, users_of_test
+from tests.support.task_users import foreign_program, settings_of, users_of_test
 from yardmaster_node_agent.agent_state import AgentState, ReplicaKey, ReplicaState, TaskUser
+from yardmaster_node_agent.executors import procfs
 from yardmaster_node_agent.executors.port import Execution, Launch
 from yardmaster_node_agent.ledger import FileLedger
 from yardmaster_schemas.events.node_events import (
@@ -22,6 +23,8 @@ from yardmaster_schemas.events.node_events import (
     SlotsReleasedV1,
     TaskExitedV1,
 )
+from yardmaster_schemas.reasons import StartFailure
+from yardmaster_schemas.run_as import RunAs
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -153,6 +156,66 @@ async def test_the_replicas_of_an_attempt_have_a_user_that_no_other_attempt_has(
     assert len({user.uid for user in users}) == 3
     first = int(cell.settings.task_users.partition("-")[0])
     assert first not in {user.uid for user in users}, "it is for tasks with fractions of GPUs"
+
+
+async def test_a_job_runs_as_the_user_that_it_names_and_ends_nothing_else_of_it(
+    cell: AgentCell, folder: Path
+) -> None:
+    await cell.open()
+    other = users_of_test()
+    ada = RunAs(uid=other.first, gid=other.last)
+    shared = folder / "shared"
+    shared.mkdir()
+    os.chown(shared, ada.uid, ada.gid)
+    shared.chmod(0o700)
+    left = Path("/tmp") / f"yard-run-as-{ada.uid}"
+    script = (
+        f'echo "$(id -u):$(id -G)"; echo kept > {shared}/new; echo kept > {left}; '
+        "trap '' TERM; setsid sleep 600 & echo $! > child; test -O child"
+    )
+    with foreign_program(ada):
+        async with cell.agent():
+            tasks = [await cell.allocate(sh(script), run_as=ada) for _ in range(2)]
+            for task in tasks:
+                await cell.until_output(task, f"{ada}\n")
+                assert (await cell.exit_of(task)).exit_code == 0
+                await cell.ended(task)
+            for task in tasks:
+                work = cell.data_dir / "replicas" / f"{task}.1.0" / "work"
+                assert (work.stat().st_uid, work.stat().st_gid) == (ada.uid, ada.gid)
+                script_file = (work.parent / "script").stat()
+                assert (stat.S_IMODE(script_file.st_mode), script_file.st_uid) == (0o400, ada.uid)
+                assert procfs.look(int((work / "child").read_text())) is None
+        async with cell.agent():
+            own = await cell.allocate(sh("id -u"))
+            await cell.ended(own)
+    for path in (shared / "new", left):
+        assert (path.stat().st_uid, path.stat().st_gid) == (ada.uid, ada.gid)
+    left.unlink()
+    assert user_of(cell, own).uid != ada.uid
+
+
+async def test_a_user_of_the_node_cannot_be_named(cell: AgentCell) -> None:
+    await cell.open()
+    uid = int(cell.settings.task_users.partition("-")[0])
+    async with cell.agent():
+        task = await cell.allocate(sh("id -u"), run_as=RunAs(uid=uid, gid=100))
+        (released,) = await cell.ended(task)
+        assert released.never_started
+        found = f"this node cannot run it as {uid}:100 (run_as): the node gives that number"
+        await cell.until_output(task, found, stream=None)
+
+
+async def test_an_agent_that_does_not_switch_users_starts_no_job_that_names_one(
+    folder: Path,
+) -> None:
+    cell = await AgentCell(folder / "data").open()
+    cell.configure(task_users="same")
+    async with cell.agent():
+        task = await cell.allocate(sh("id -u"), run_as=RunAs(uid=1500, gid=100))
+        (released,) = await cell.ended(task)
+        assert (released.never_started, released.failure) == (True, StartFailure.OTHER)
+        await cell.until_output(task, "its tasks run as the agent's own user", stream=None)
 
 
 class Killed:

@@ -31,6 +31,7 @@ from yardmaster_schemas.events import requests as r
 from yardmaster_schemas.events import users as u
 from yardmaster_schemas.image_names import is_allowed
 from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
+from yardmaster_schemas.run_as import RunAs
 
 JOBS = [f"{n}" * 12 for n in range(3)]
 jobs = st.sampled_from(JOBS)
@@ -45,6 +46,7 @@ quotas = st.dictionaries(pools, st.builds(r.Quota, limit_milli=limits), max_size
 some_pools = st.just(()) | st.lists(pools, max_size=2).map(tuple)
 some_images = st.sampled_from([(), (), ("python",), ("r.example.org", "library/")])
 some_mounts = st.sampled_from([(), ("datasets",), ("datasets", "scratch:rw"), ("scratch:rw",)])
+some_users = st.sampled_from([(), ("7:7",), ("7:7", "8:8")])
 
 specs = st.builds(
     r.SubmittedSpec,
@@ -60,6 +62,7 @@ specs = st.builds(
     checkpoint_uri=st.sampled_from([None, "s3://runs/nlp/x", "s3://else/x"]),
     image=st.sampled_from([None, None, "docker.io/library/python", "r.example.org/nlp/train"]),
     mounts=st.sampled_from([(), (), ("datasets",), ("datasets", "scratch:rw")]),
+    run_as=st.sampled_from([None, None, RunAs(uid=7, gid=7), RunAs(uid=8, gid=8)]),
     min_runtime_s=st.none() | st.integers(0, 4000),
 )
 pool_configs = st.builds(
@@ -73,6 +76,7 @@ pool_configs = st.builds(
     gpu_placement=st.none() | st.sampled_from(r.GpuPlacement),
     images=some_images,
     mounts=some_mounts,
+    users=some_users,
 )
 project_configs = st.builds(
     r.ProjectConfig,
@@ -89,6 +93,7 @@ project_configs = st.builds(
     quotas=quotas,
     images=some_images,
     mounts=some_mounts,
+    users=some_users,
 )
 roles = st.sampled_from(
     [
@@ -348,3 +353,6 @@ def test_an_admitted_job_uses_only_what_the_lists_of_its_project_and_pools_allow
         for mount in spec.mounts:
             source = mount.removesuffix(":rw")
             assert all(mount in each or f"{source}:rw" in each for each in mounts)
+        users = [config.users for config in configs if config.users or config is configs[0]]
+        assert verdict.spec.run_as == spec.run_as
+        assert spec.run_as is None or all(str(spec.run_as) in each for each in users)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from yardmaster_eventlog.codec import adapter
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.fields import USER_GRANT
 from yardmaster_schemas.generate import event_schema
 from yardmaster_schemas.image_names import PREFIX
 from yardmaster_schemas.topics import TOPICS
@@ -50,6 +51,7 @@ BY_NAME: Final[Mapping[str, Any]] = {
     "command": ["python", "train.py", "--lr", "0.1"],
     "text": "step 12000, loss 0.31\n",
     "user": "Ada",
+    "users": ["1500:1500"],
     "labels": {"team": "alignment"},
     "env": {"NCCL_DEBUG": "WARN"},
     "secrets": {"HF_TOKEN": "nlp/hf"},
@@ -69,6 +71,7 @@ BY_PATTERN: Final[Mapping[str, str]] = {
     r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?(:rw)?$": "scratch:rw",
     r"^[a-z0-9.:\[\]/_-]+$": "docker.io/library/python",
     r"^[a-z0-9.:\[\]-]+(/[a-z0-9._-]+)+$": "docker.io/library/python",
+    USER_GRANT: "1500:1500",
     PREFIX.pattern: "registry.example.org/team/",
     r"^[0-9a-z]{12}$": "4kq7w2mz9c1f",
     r"^[0-9a-z]{12}\.(0|[1-9][0-9]{0,3})$": "4kq7w2mz9c1f.3",

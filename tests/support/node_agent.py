@@ -46,6 +46,7 @@ from yardmaster_schemas.events.node_events import (
 from yardmaster_schemas.events.requests import DetailsRef
 from yardmaster_schemas.reasons import PolicyStop, Start, Stop, StopCode
 from yardmaster_schemas.relayed import RelayedFrom
+from yardmaster_schemas.run_as import RunAs
 from yardmaster_schemas.topics import (
     DETAILS,
     HEARTBEATS,
@@ -171,6 +172,7 @@ class AgentCell(MemoryCell):
         project: str = "nlp",
         memory_mib: int = 256,
         image: str | None = None,
+        run_as: RunAs | None = None,
         **details: Any,
     ) -> str:
         """Give the node an attempt, by default of a new job without GPUs; the task's id."""
@@ -205,6 +207,7 @@ class AgentCell(MemoryCell):
             grace_s=grace_s,
             fence_s=fence_s,
             image=image,
+            run_as=run_as,
         )
         await self.assign(event)
         return task_id

@@ -83,6 +83,8 @@ REQUIRED_TOO: Final[Mapping[str, Mapping[str, Any]]] = {
     "run.git.url": {"commit": "0f" * 20},
     "run.git.commit": {"url": "https://git.example.org/team/repo"},
     "run.git.secret": {"url": "https://git.example.org/team/repo", "commit": "0f" * 20},
+    "run.run_as.uid": {"gid": 100},
+    "run.run_as.gid": {"uid": 1500},
     "run.context.packed_bytes": {"digest": "0" * 64},
 }
 

@@ -64,6 +64,17 @@ def _mount(text: str) -> Any:
     return mount | {"read_only": False} if mode == "rw" else mount
 
 
+def _run_as(text: str) -> Any:
+    """Read `UID:GID`, as Docker's `--user`."""
+    uid, _, gid = text.partition(":")
+    if not (uid.isascii() and uid.isdecimal() and gid.isascii() and gid.isdecimal()):
+        raise BadUsage(
+            f"--run-as {text}: expected UID:GID, two numbers",
+            hint="names may be other accounts on other nodes; id -u and id -g print the numbers",
+        )
+    return {"uid": int(uid), "gid": int(gid)}
+
+
 FLAGS: Final = (
     Flag("name", ("name",), "Name of the job.", text=True),
     Flag("project", ("project",), "Project of the job.", "NAME", text=True, short="p"),
@@ -156,6 +167,13 @@ FLAGS: Final = (
         "SOURCE:TARGET",
         many=True,
         read=_mount,
+    ),
+    Flag(
+        "run-as",
+        ("run", "run_as"),
+        "User and group to run as, by number; an operator must have allowed it.",
+        "UID:GID",
+        read=_run_as,
     ),
     Flag("shm", ("run", "shm"), "Size of /dev/shm in the container: 16Gi.", "SIZE", text=True),
     Flag(

@@ -53,7 +53,7 @@ def job_file(job: Row, params: Sequence[Row]) -> Document:
                 }
             ),
             "checkpoint": _given({"start_from": spec["checkpoint_uri"]}),
-            "run": _given({key: run[key] for key in run if key != "command" or run[key]}),
+            "run": _given(run | {"run_as": spec.get("run_as")}),
             "labels": job["labels"],
         }
     )

@@ -116,7 +116,7 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
         )
     if task.get("preparing"):
         lines.append(_labelled("Prepares", preparing_words(task["preparing"])))
-    lines += _image_lines(task)
+    lines += _run_lines(task)
     if task.get("wait"):
         lines.append(_labelled("Waits", _waits(out, task["wait"])))
     if task.get("reserved"):
@@ -142,10 +142,15 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _image_lines(task: Row) -> list[str]:
-    """The line with the digest that all attempts of a task run, if it is known."""
+def _run_lines(task: Row) -> list[str]:
+    """The lines with what all attempts of a task run: the digest of the image, and the user."""
     digest = task.get("image_digest")
-    return [_labelled("Image", digest)] if digest else []
+    return [*([_labelled("Image", digest)] if digest else []), *_user_lines(task)]
+
+
+def _user_lines(shown: Row) -> list[str]:
+    user = shown.get("run_as")
+    return [_labelled("Runs as", f"{user['uid']}:{user['gid']}")] if user else []
 
 
 def preparing_words(preparing: Row) -> str:
@@ -336,6 +341,7 @@ def job_lines(out: Output, job: Row, task_table: Sequence[str]) -> list[str]:
     if spec.get("max_concurrent"):
         text += f"   at most {spec['max_concurrent']} at once"
     lines.append(_labelled("Needs", text))
+    lines += _user_lines(spec)
     if job.get("refusal"):
         lines.append(_labelled("Refused", refusal_words(job["refusal"])))
     return [*lines, *task_table]
@@ -359,7 +365,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
         lines += [line for wait in pools if (line := _share_line(wait))]
     if why.get("preparing"):
         lines.append(_labelled("Prepares", preparing_words(why["preparing"])))
-    lines += _image_lines(why)
+    lines += _run_lines(why)
     if why.get("reserved"):
         lines.append(_labelled("Waits for", reserved_words(out, why["reserved"])))
     if why.get("unblock"):

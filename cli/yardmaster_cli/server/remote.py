@@ -120,6 +120,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "checkpoint_not_allowed": "the project allows other prefixes; see yard projects show",
     "image_not_allowed": "use an allowed image (yard projects|pools show), or ask an operator",
     "mount_not_allowed": "use an allowed folder (yard projects|pools show), or ask an operator",
+    "user_not_allowed": "an operator allows it: yard projects set PROJECT users=UID:GID",
     "mount_read_only": "mount it with read_only: true, or ask an operator to allow NAME:rw",
     "kind_not_allowed": "the project may not run jobs of this kind; see yard projects show",
     "limit_exceeded": "it requests more than the limit of its project; see yard projects show",

@@ -47,6 +47,7 @@ from yardmaster_schemas.phases import ENDED, Phase
 from yardmaster_schemas.position import POSITION_PATTERN
 from yardmaster_schemas.reasons import WaitClass
 from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.run_as import RunAs
 
 __all__ = [
     "ENDED",
@@ -526,6 +527,7 @@ class Task(Answer):
     progress_permille: int | None
     preparing: PreparingShown | None = None
     image_digest: str | None = None
+    run_as: RunAs | None = None
     submitted_at: At
     admitted_at: At | None
     started_at: At | None
@@ -659,6 +661,7 @@ class Explain(Answer):
     phase: Phase
     preparing: PreparingShown | None = None
     image_digest: str | None = None
+    run_as: RunAs | None = None
     wait_class: WaitClass | None
     pools: list[PoolWait]
     reserved: ReservedShown | None = None

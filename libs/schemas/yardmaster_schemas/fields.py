@@ -105,6 +105,14 @@ MAX_PREFIXES: Final = 16
 #: A folder of nodes that jobs may mount: its name; `:rw` at the end: also to write.
 MountGrant = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?(:rw)?$")]
 MountGrants = Annotated[tuple[MountGrant, ...], Field(max_length=MAX_NAMES)]
+#: The largest user or group of a job: larger numbers are those of nodes, for their tasks.
+MAX_RUN_AS: Final = 2_099_999_999
+RunAsId = Annotated[int, Field(ge=1, le=MAX_RUN_AS)]
+_RUN_AS_ID: Final = "([1-9][0-9]{0,8}|1[0-9]{9}|20[0-9]{8})"
+#: A user that jobs may run as: the numbers of the user and of its group, `1500:1500`; never root.
+USER_GRANT: Final = f"^{_RUN_AS_ID}:{_RUN_AS_ID}$"
+UserGrant = Annotated[str, Field(pattern=USER_GRANT)]
+UserGrants = Annotated[tuple[UserGrant, ...], Field(max_length=MAX_NAMES)]
 #: An image, a folder or a user that an allow-list does not contain.
 ListedName = Annotated[str, Field(pattern=r"^[a-z0-9.:\[\]/_-]+$", max_length=255)]
 Numbers = Annotated[dict[Code, SignedInt], Field(max_length=24)]

@@ -53,7 +53,7 @@ from yardmaster_schemas.fields import (
     Priority,
 )
 from yardmaster_schemas.image_names import repository_of
-from yardmaster_schemas.job_folders import Closed, JobContext, JobGit, JobMount, SecretRef
+from yardmaster_schemas.job_folders import Closed, JobContext, JobGit, JobMount, JobUser, SecretRef
 from yardmaster_schemas.job_secrets import SHARED, may_read
 from yardmaster_schemas.program import program_of
 from yardmaster_schemas.quantities import (
@@ -65,6 +65,7 @@ from yardmaster_schemas.quantities import (
     milli,
 )
 from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.run_as import RunAs
 
 #: Prefixes of variables that Yardmaster or the driver sets; a job may not set them.
 RESERVED_ENV: Final = ("LD_", "YARD_", "NVIDIA_", "CUDA_")
@@ -389,6 +390,13 @@ class JobRun(Closed):
         "Default: half of the memory, at most 8Gi.",
         examples=["8Gi"],
     )
+    run_as: JobUser | None = Field(
+        default=None,
+        description="User that the replicas run as, by the numbers of user and group, so that "
+        "files in shared folders belong to it. An operator must have allowed it to the project "
+        "(`yard projects set NAME users=UID:GID`). Default: a user of the node for each attempt.",
+        examples=[{"uid": 1500, "gid": 1500}],
+    )
 
     @model_validator(mode="after")
     def _mounts_into_a_container(self) -> "JobRun":
@@ -705,6 +713,7 @@ def _requested(spec: JobSpec) -> SubmittedSpec:
         ),
         image=None if spec.run.image is None else repository_of(spec.run.image),
         mounts=_mount_grants(spec),
+        run_as=_run_as(spec),
     )
 
 
@@ -713,6 +722,11 @@ def _mount_grants(spec: JobSpec) -> tuple[str, ...]:
     writable = {one.source for one in spec.run.mounts if not one.read_only}
     sources = sorted({one.source for one in spec.run.mounts})
     return tuple(f"{name}:rw" if name in writable else name for name in sources)
+
+
+def _run_as(spec: JobSpec) -> RunAs | None:
+    given = spec.run.run_as
+    return None if given is None else RunAs(uid=given.uid, gid=given.gid)
 
 
 def _run(spec: JobSpec) -> Run:

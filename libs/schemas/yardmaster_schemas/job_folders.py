@@ -1,11 +1,11 @@
-"""The folders of a job file: where the code comes from, and what a container mounts."""
+"""The folders of a job file, and whose they are: its code, its mounts and its user."""
 
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from yardmaster_schemas.events.details import MountTarget
-from yardmaster_schemas.fields import MAX_INT, CommitId, Digest, GitUrl, Name
+from yardmaster_schemas.fields import MAX_INT, CommitId, Digest, GitUrl, Name, RunAsId
 
 SecretRef = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/-]{0,252}$")]
 
@@ -49,6 +49,13 @@ class JobGit(Closed):
         "`shared/NAME`.",
         examples=["shared/git"],
     )
+
+
+class JobUser(Closed):
+    """The user of `run.run_as`, by number."""
+
+    uid: RunAsId = Field(description="The number of the user; never 0 (root).", examples=[1500])
+    gid: RunAsId = Field(description="The number of its group; never 0 (root).", examples=[1500])
 
 
 class JobMount(Closed):

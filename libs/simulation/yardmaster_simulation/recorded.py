@@ -130,8 +130,8 @@ class Recording:
         )
         if not runs_ms:
             return None
-        # Simulated nodes run no containers, so images and mounts are left out.
-        names = {each.name for each in fields(SubmittedSpec)} - {"image", "mounts"}
+        # Simulated nodes run no containers and switch no users, so these are left out.
+        names = {each.name for each in fields(SubmittedSpec)} - {"image", "mounts", "run_as"}
         spec_fields = {name: getattr(event.spec, name) for name in names}
         return SimJob(
             submit_ms=event.submitted_at_ms,

@@ -362,6 +362,7 @@ class _Incarnation:
             users=UserPool(
                 self._ports.users,
                 self._state,
+                self._settings.data_dir,
                 by_mps=self._ports.limiter.limits is FractionLimits.MPS,
             ),
         )

@@ -34,6 +34,7 @@ from yardmaster_schemas.fields import (
     TaskId,
 )
 from yardmaster_schemas.reasons import StartFailure
+from yardmaster_schemas.run_as import RunAs
 
 FORMAT: Final = 2
 
@@ -71,7 +72,8 @@ class ReplicaKey:
 class TaskUser:
     """A user that runs replicas: its number, its own group, and further groups.
 
-    `shared`: several replicas may have it at the same time.
+    `shared`: several replicas may have it at the same time. `named`: the job named it, so programs
+    and files that are not the node's may belong to it, and must stay.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -80,6 +82,7 @@ class TaskUser:
     gid: Positive
     groups: tuple[Positive, ...] = ()
     shared: bool = False
+    named: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,8 @@ class Assignment:
     gpu_memory_mib: Count = 0
     #: The digest of the image that all replicas must run; None: that of the job's image now.
     image: ImageDigest | None = None
+    #: The user that the job names; None: it names none.
+    run_as: RunAs | None = None
 
     @property
     def task_index(self) -> int:

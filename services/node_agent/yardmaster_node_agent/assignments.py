@@ -314,4 +314,5 @@ def _assignment(
         fence_s=event.fence_s,
         gpu_memory_mib=placement.gpu_memory_mib,
         image=event.image,
+        run_as=event.run_as,
     )

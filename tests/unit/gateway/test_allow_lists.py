@@ -1,4 +1,4 @@
-"""The allow-lists of images and mounts through the API."""
+"""The allow-lists of images, mounts and users through the API."""
 
 from typing import Any
 
@@ -9,7 +9,11 @@ from tests.support.gateway import GatewayCell
 ANY = {"If-Match": "*"}
 POOL: dict[str, Any] = {"policy": {"name": "priority"}}
 PROJECT: dict[str, Any] = {"department": "research"}
-LISTS = {"images": ["python", "registry.example.org/team/"], "mounts": ["datasets", "scratch:rw"]}
+LISTS = {
+    "images": ["python", "registry.example.org/team/"],
+    "mounts": ["datasets", "scratch:rw"],
+    "users": ["1500:100"],
+}
 MOUNT = {"source": "scratch", "target": "/scratch", "read_only": False}
 
 
@@ -46,9 +50,26 @@ async def test_a_refused_job_says_what_is_missing_in_which_list(cell: GatewayCel
     assert found is None  # another pool allows it
 
 
+async def test_a_job_runs_as_a_user_of_the_list_and_shows_it(cell: GatewayCell) -> None:
+    job = running("python:3.12") | {"run_as": {"uid": 1500, "gid": 100}}
+    found = await refusal(cell, job)
+    assert (found["code"], found["not_listed"]) == ("user_not_allowed", "1500:100")
+    await cell.call("PUT", "/v1/projects/nlp", status=202, json=PROJECT | LISTS, headers=ANY)
+    shown = await cell.call("GET", f"/v1/jobs/{await cell.submit(run=job | {'script': None})}")
+    assert shown["refusal"] is None
+    assert shown["spec"]["run_as"] == {"uid": 1500, "gid": 100}
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("images", "a/*"), ("images", "python:3.12"), ("mounts", "a:ro"), ("mounts", "/srv")],
+    [
+        ("users", "0:0"),
+        ("users", "ada"),
+        ("images", "a/*"),
+        ("images", "python:3.12"),
+        ("mounts", "a:ro"),
+        ("mounts", "/srv"),
+    ],
 )
 @pytest.mark.parametrize(("path", "config"), [("projects/nlp", PROJECT), ("pools/default", POOL)])
 async def test_an_invalid_entry_is_refused_with_its_place(

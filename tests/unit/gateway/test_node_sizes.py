@@ -155,6 +155,26 @@ def test_a_job_gets_a_warning_where_no_node_has_its_mounts(
     assert fit_warnings(spec(MOUNTS), {"default": {processes: 3} | sizes}) == warnings
 
 
+ADA = '"run_as": {"uid": 1500, "gid": 100}'
+
+
+def test_a_job_that_names_a_user_gets_a_warning_where_no_node_switches_users() -> None:
+    named = spec(f'"run": {{"command": ["a"], {ADA}}}')
+    warning = "run.run_as: no node of its pools can switch users (ISOLATION none)"
+    assert fit_warnings(named, POOLS) == [warning]
+    assert fit_warnings(named, {"default": {NODE: 3, replace(NODE, switches_users=True): 1}}) == []
+    in_image = spec(IMAGE[:-1] + f", {ADA}}}")
+    only_processes = {replace(NODE, switches_users=True): 3, CONTAINERS: 1}
+    warning = warning.replace("no node", "no node that runs containers")
+    assert fit_warnings(in_image, {"default": only_processes}) == [warning]
+    switching = replace(CONTAINERS, switches_users=True)
+    assert fit_warnings(in_image, {"default": {switching: 1}}) == []
+    mounting = spec(MOUNTS[:-1] + f", {ADA}}}")
+    with_mounts = replace(CONTAINERS, mounts=frozenset({"data", "scratch:rw"}))
+    warning = "run.mounts: no node of its pools has data, scratch:rw"
+    assert fit_warnings(mounting, {"default": {with_mounts: 1, switching: 1}}) == [warning]
+
+
 def test_pools_without_nodes_cause_no_warning() -> None:
     assert fit_warnings(spec('"resources": {"gpus": 99}'), {"empty": {}}) == []
 

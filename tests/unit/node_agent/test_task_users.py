@@ -31,6 +31,7 @@ from yardmaster_node_agent.executors.task_user import (
 )
 from yardmaster_node_agent.settings import Settings
 from yardmaster_node_agent.user_pool import UserPool
+from yardmaster_schemas.run_as import RunAs
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -156,6 +157,8 @@ def test_agents_of_one_machine_have_no_user_in_common() -> None:
 
 # Which users are in use
 
+ADA = RunAs(uid=500, gid=100)
+
 
 def replica(number: int, *, gpu_milli: int = 0, user: TaskUser | None = None) -> Replica:
     assignment = lost_assignment(ReplicaKey("4kq7w2mz9c1f.0", 1, number), "x" * 8, number)
@@ -170,7 +173,7 @@ def state(*replicas: Replica) -> AgentState:
 
 def pool(count: int, *replicas: Replica, by_mps: bool = False) -> UserPool:
     users = TaskUsers(first=1000, last=1000 + count, group=7)
-    return UserPool(users, state(*replicas), by_mps=by_mps)
+    return UserPool(users, state(*replicas), Path("/"), by_mps=by_mps)
 
 
 def given(users: UserPool, number: int, *, gpu_milli: int = 0) -> Replica:
@@ -231,7 +234,7 @@ def test_tasks_with_fractions_under_mps_share_the_first_user() -> None:
 
 
 def test_without_users_replicas_have_none() -> None:
-    users = UserPool(None, state(), by_mps=True)
+    users = UserPool(None, state(), Path("/"), by_mps=True)
     new = replica(0, gpu_milli=500)
     assert users.give([new]) is None
     assert new.user is None
@@ -239,10 +242,81 @@ def test_without_users_replicas_have_none() -> None:
     users.release(None)
 
 
+# Users that jobs name
+
+
+def named(number: int, run_as: RunAs, *, gpu_milli: int = 0) -> Replica:
+    new = replica(number, gpu_milli=gpu_milli)
+    new.assignment = replace(new.assignment, run_as=run_as)
+    return new
+
+
+def test_a_user_that_jobs_name_is_not_of_the_pool_and_many_attempts_may_have_it() -> None:
+    users = pool(2)
+    both = [named(0, ADA), named(1, ADA)]
+    assert [users.give([each]) for each in both] == [None, None]
+    user = TaskUser(uid=500, gid=100, groups=(7,), shared=True, named=True)
+    assert [each.user for each in both] == [user, user]
+    assert uid(given(users, 2)) == 1001, "the node still gives its own users in turn"
+    users.release(user)
+    users.release(user)
+    assert uid(given(users, 3)) == 1002
+    held = replica(4, user=user)
+    assert uid(given(pool(2, held), 5)) == 1001
+
+
+@pytest.mark.parametrize("run_as", [RunAs(uid=1001, gid=100), RunAs(uid=500, gid=1000)])
+def test_a_job_cannot_name_a_user_or_group_of_the_node(run_as: RunAs) -> None:
+    new = named(0, run_as)
+    assert pool(1).give([new]) == (
+        f"this node cannot run it as {run_as} (run_as): the node gives that number to other tasks "
+        "(YARD_AGENT_TASK_USERS)"
+    )
+    assert new.user is None
+
+
+def test_an_agent_without_users_never_runs_a_job_that_names_one_as_itself() -> None:
+    new = named(0, ADA)
+    reason = UserPool(None, state(), Path("/"), by_mps=False).give([new])
+    assert reason is not None
+    assert reason.startswith("this node cannot run it as 500:100 (run_as): its tasks run as the ")
+    assert new.user is None
+
+
+def test_a_fraction_under_mps_has_no_user_that_its_job_names() -> None:
+    reason = pool(1, by_mps=True).give([named(0, ADA, gpu_milli=500)])
+    assert reason is not None
+    assert "MPS serves one user" in reason
+    assert pool(1, by_mps=True).give([named(0, ADA, gpu_milli=1000)]) is None
+    assert pool(1).give([named(0, ADA, gpu_milli=500)]) is None
+
+
+def test_a_user_that_cannot_reach_the_files_is_named_with_the_closed_folder(folder: Path) -> None:
+    users = TaskUsers(first=1000, last=1001)
+    closed = folder / "closed"
+    (closed / "data").mkdir(parents=True)
+    closed.chmod(0o700)
+    reason = UserPool(users, state(), closed / "data", by_mps=False).give([named(0, ADA)])
+    assert reason is not None
+    assert f"{closed} is closed to it" in reason
+
+
+@ROOT
+def test_the_programs_of_a_user_that_a_job_named_outlive_its_last_replica() -> None:
+    run_as = RunAs(uid=users_of_test().first, gid=100)
+    users = UserPool(users_of_test(), state(), Path("/"), by_mps=False)
+    new = named(0, run_as)
+    assert users.give([new]) is None
+    with subprocess.Popen(["sleep", "600"], user=run_as.uid) as foreign:
+        assert users.ended(new.user)
+        assert foreign.poll() is None
+        foreign.kill()
+
+
 @ROOT
 def test_a_shared_user_ends_with_its_last_replica() -> None:
     own = users_of_test()
-    users = UserPool(own, state(), by_mps=False)
+    users = UserPool(own, state(), Path("/"), by_mps=False)
     attempt = [replica(0), replica(1)]
     assert users.give(attempt) is None
     user = attempt[0].user

@@ -28,6 +28,7 @@ INTEGERS = {
     "GpuMilli": (0, 1000),
     "Port": (1, 65_535),
     "ReplicaIndex": (0, 4095),
+    "RunAsId": (1, 2_099_999_999),
 }
 #: name: (what passes, what does not)
 STRINGS: dict[str, tuple[list[str], list[str]]] = {
@@ -82,6 +83,10 @@ STRINGS: dict[str, tuple[list[str], list[str]]] = {
     "MountGrant": (
         ["datasets", "scratch:rw", "a" * 63 + ":rw"],
         ["", ":rw", "a:ro", "a:rw:rw", "A", "a/b", "a" * 64],
+    ),
+    "UserGrant": (
+        ["1:1", "1500:100", "2099999999:2099999999"],
+        ["", "1500", "0:1", "1:0", "01:1", "2100000000:1", "1:9999999999", "ada:ada", "1:1:1"],
     ),
     "ListedName": (
         ["datasets", "docker.io/library/python", "[::1]:5000/a", "a" * 255],

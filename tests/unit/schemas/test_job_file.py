@@ -104,6 +104,9 @@ def test_the_request_names_the_image_and_the_mounts_for_the_lists() -> None:
     found = parts_of(parse(run=run)).requested
     assert (found.image, found.mounts) == ("docker.io/team/train", ("datasets", "scratch:rw"))
     assert parts_of(parse()).requested.image is None
+    assert parts_of(parse()).requested.run_as is None
+    named = run | {"run_as": {"uid": 1500, "gid": 100}}
+    assert str(parts_of(parse(run=named)).requested.run_as) == "1500:100"
 
 
 @pytest.mark.parametrize(
@@ -221,6 +224,10 @@ def test_an_elastic_gang_is_refused_because_it_would_never_grow() -> None:
         ({"run": {"command": ["a"], "mounts": [DATA]}}, "give image, or remove mounts"),
         ({"run": {"command": ["a"], "image": "a b"}}, "'a b' is not the name of an image"),
         ({"run": {"command": ["a"], "image": "0f" * 32}}, "is the id of an image"),
+        ({"run": {"command": ["a"], "run_as": {"uid": 0, "gid": 1}}}, "greater than or equal to 1"),
+        ({"run": {"command": ["a"], "run_as": {"uid": 1, "gid": 0}}}, "greater than or equal to 1"),
+        ({"run": {"command": ["a"], "run_as": {"uid": 2_100_000_000, "gid": 1}}}, "2099999999"),
+        ({"run": {"command": ["a"], "run_as": {"uid": "ada", "gid": 1}}}, "valid integer"),
         (mounting(DATA, DATA), "two mounts have the same target"),
         (mounting(DATA | {"target": "/proc/1"}), "a folder that each container has already"),
         (mounting(DATA | {"target": "/yard"}), "a folder that each container has already"),

@@ -1,7 +1,8 @@
-"""The allow-lists of projects and pools: the images and mounts that jobs may use.
+"""The allow-lists of projects and pools: the images, mounts and users that jobs may use.
 
 An empty list of a pool, and an empty list of images, allows all; a project without a list of mounts
-allows none. So a job mounts a folder only after an operator allowed it to its project.
+or users allows none. So a job mounts a folder, or runs as a user that it names, only after an
+operator allowed it to its project.
 """
 
 from yardmaster_schemas.events.admissions import ListOwner, TaskRejectedV1
@@ -19,7 +20,9 @@ def not_listed(
 
     `config` is that of the pool or project `name`.
     """
-    found = _image(request, config) or _mount(request, config, owner)
+    found = (
+        _image(request, config) or _mount(request, config, owner) or _user(request, config, owner)
+    )
     if found is None:
         return None
     code, what = found
@@ -50,3 +53,12 @@ def _mount(
             return AdmissionCode.MOUNT_READ_ONLY, source
         return AdmissionCode.MOUNT_NOT_ALLOWED, source
     return None
+
+
+def _user(
+    request: TaskSubmittedV1, config: PoolConfig | ProjectConfig, owner: ListOwner
+) -> tuple[AdmissionCode, str] | None:
+    user = request.spec.run_as
+    if user is None or (owner is ListOwner.POOL and not config.users):
+        return None
+    return None if str(user) in config.users else (AdmissionCode.USER_NOT_ALLOWED, str(user))

@@ -44,6 +44,7 @@ from yardmaster_schemas.fields import (
 )
 from yardmaster_schemas.reasons import AdmissionCode
 from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.run_as import RunAs
 from yardmaster_schemas.topics import ADMISSIONS
 
 
@@ -93,6 +94,7 @@ class AdmittedSpec:
     avoid_nodes: Names = ()
     runtime_estimate_s: Seconds | None = None
     image: bool = False
+    run_as: RunAs | None = None
 
 
 @event(ADMISSIONS, name="TaskAdmitted")

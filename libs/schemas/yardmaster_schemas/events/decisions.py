@@ -39,6 +39,7 @@ from yardmaster_schemas.fields import (
 )
 from yardmaster_schemas.members import plain_members
 from yardmaster_schemas.reasons import DropCode, EndCode, PolicyStop, Start, Stop, Wait
+from yardmaster_schemas.run_as import RunAs
 from yardmaster_schemas.topics import DECISIONS
 
 #: Claimants that one ClaimantsRanked names.
@@ -101,7 +102,8 @@ class SlotsAllocatedV1(Event):
     the program to run. `grace_s` is the time that a stop gives the attempt to save its state; the
     task can read it. `fence_s`: the agent kills the attempt when no heartbeat was acknowledged for
     so long (None: never), which is before its node can be lost. `image`: the digest that all
-    replicas must run, which an earlier attempt ran; None: that of the job's image now.
+    replicas must run, which an earlier attempt ran; None: that of the job's image now. `run_as`:
+    the user that runs them; None: one that each node gives the attempt.
     """
 
     task_id: TaskId
@@ -117,6 +119,7 @@ class SlotsAllocatedV1(Event):
     grace_s: Seconds | None = None
     fence_s: Positive | None = None
     image: ImageDigest | None = None
+    run_as: RunAs | None = None
 
 
 @event(DECISIONS, name="SlotsReserved")

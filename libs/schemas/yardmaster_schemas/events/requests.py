@@ -36,9 +36,11 @@ from yardmaster_schemas.fields import (
     Rank,
     Seconds,
     SlotSet,
+    UserGrants,
 )
 from yardmaster_schemas.image_names import ImagePrefix, ImageRepository
 from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.run_as import RunAs
 from yardmaster_schemas.topics import REQUESTS
 
 TaskIndex = Annotated[int, Field(ge=0, lt=MAX_TASKS)]
@@ -179,6 +181,7 @@ class SubmittedSpec:
     image: ImageRepository | None = None
     #: The folders of nodes that the container mounts.
     mounts: MountGrants = ()
+    run_as: RunAs | None = None
 
     def __post_init__(self) -> None:
         if self.layout is Layout.WHOLE_NODES:
@@ -289,6 +292,14 @@ class PoolConfig:
             "The folders of its nodes that jobs of this pool may mount, with `:rw` also to write; "
             "empty: all that their projects may mount.",
             ["datasets", "scratch:rw"],
+        ),
+    )
+    users: UserGrants = field(
+        default=(),
+        metadata=about(
+            "The users that jobs of this pool may run as (`run.run_as`), as UID:GID; empty: all "
+            "that their projects may run as.",
+            ["1500:1500"],
         ),
     )
 
@@ -482,6 +493,14 @@ class ProjectConfig:
         metadata=about(
             "The folders of nodes that its jobs may mount, with `:rw` also to write; empty: none.",
             ["datasets", "scratch:rw"],
+        ),
+    )
+    users: UserGrants = field(
+        default=(),
+        metadata=about(
+            "The users that its jobs may run as (`run.run_as`), as UID:GID; empty: none, so that "
+            "each task has a user of its node.",
+            ["1500:1500"],
         ),
     )
 

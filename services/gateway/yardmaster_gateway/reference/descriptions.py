@@ -328,6 +328,12 @@ ANSWERS: Final[Texts] = {
         "The image without tag and digest; null: it runs without a container.",
         "docker.io/library/python",
     ),
+    "run_as": (
+        "The user that it runs as, by number; null: a user of the node for each attempt.",
+        {"uid": 1500, "gid": 1500},
+    ),
+    "uid": ("The number of the user.", 1500),
+    "gid": ("The number of its group.", 1500),
     "SubmittedSpec.mounts": (
         "The folders of nodes that it mounts, with `:rw` also to write.",
         ["datasets", "scratch:rw"],
@@ -352,6 +358,8 @@ ANSWERS: Final[Texts] = {
     "PoolConfig.mounts": FIELDS[PoolConfig]["mounts"],
     "ProjectConfig.images": FIELDS[ProjectConfig]["images"],
     "ProjectConfig.mounts": FIELDS[ProjectConfig]["mounts"],
+    "PoolConfig.users": FIELDS[PoolConfig]["users"],
+    "ProjectConfig.users": FIELDS[ProjectConfig]["users"],
     "checkpoint_prefixes": FIELDS[ProjectConfig]["checkpoint_prefixes"],
     "labels": ("The labels.", {"team": "nlp"}),
     "last_index": ("The index of the last task of the group.", 19),

@@ -24,7 +24,7 @@ from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.waiting import happens_within
 from yardmaster_schemas.api import NodeState
-from yardmaster_schemas.events.node_events import ExecutorKind
+from yardmaster_schemas.events.node_events import ExecutorKind, Isolation
 from yardmaster_schemas.events.requests import Layout, SubmittedSpec
 from yardmaster_schemas.resources import Resources, fraction_of
 
@@ -53,6 +53,8 @@ class Size:
     containers: bool = False
     #: The folders that containers may mount on the node, with `:rw` also to write.
     mounts: frozenset[str] = frozenset()
+    #: Whether the node can run tasks as users that jobs name.
+    switches_users: bool = False
 
     def replicas_that_fit(self, request: Resources) -> int:
         """The number of replicas that fit on the empty node, at most MAX_NODES."""
@@ -179,7 +181,8 @@ class NodeSizes:
                     amounts = (node.cpu_milli, node.memory_mib, node.gpu_memory_mib)
                     containers = ExecutorKind.CONTAINER in node.executors
                     mounts = frozenset(node.mounts)
-                    size = Size(node.node_type, node.gpus, *amounts, containers, mounts)
+                    users = node.isolation is Isolation.USER
+                    size = Size(node.node_type, node.gpus, *amounts, containers, mounts, users)
                     found[node.pool][size] += 1
             if page.next is None:
                 return found
@@ -198,6 +201,7 @@ def fit_warnings(spec: SubmittedSpec, pools: Mapping[str, Sizes]) -> list[str]:
             for size, count in sizes.items()
             if (not spec.node_types or size.node_type in spec.node_types)
             and (size.containers or not spec.image)
+            and (size.switches_users or spec.run_as is None)
             and not size.lacks(spec.mounts)
         }
         for sizes in pools.values()
@@ -209,17 +213,23 @@ def fit_warnings(spec: SubmittedSpec, pools: Mapping[str, Sizes]) -> list[str]:
         return [_shortage(spec, largest)]
     if spec.image and not any(size.containers for sizes in pools.values() for size in sizes):
         return ["run.image: no node of its pools runs containers"]
-    lacking = [
-        size.lacks(spec.mounts)
+    which = " that runs containers" if spec.image else ""
+    running = [
+        size
         for sizes in pools.values()
         for size in sizes
-        if size.containers and (not spec.node_types or size.node_type in spec.node_types)
+        if (size.containers or not spec.image)
+        and (not spec.node_types or size.node_type in spec.node_types)
     ]
+    if spec.run_as is not None and running:
+        running = [size for size in running if size.switches_users]
+        if not running:
+            return [f"run.run_as: no node{which} of its pools can switch users (ISOLATION none)"]
+    lacking = [size.lacks(spec.mounts) for size in running]
     if spec.mounts and lacking:
         of_all = [one for one in spec.mounts if all(one in some for some in lacking)]
-        which = "" if of_all else "all of "
-        return [f"run.mounts: no node of its pools has {which}{', '.join(of_all or spec.mounts)}"]
-    which = " that runs containers" if spec.image else ""
+        amount = "" if of_all else "all of "
+        return [f"run.mounts: no node of its pools has {amount}{', '.join(of_all or spec.mounts)}"]
     return [f"node_types: no node of type {', '.join(spec.node_types)}{which} is in its pools"]
 
 

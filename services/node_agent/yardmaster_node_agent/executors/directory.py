@@ -109,6 +109,10 @@ class ReplicaDirectory:
                 (draft / name).chmod(0o700)
             for name in ("work", "task", "stdout", "stderr"):
                 os.chown(draft / name, user.uid, user.gid)
+            if script is not None:
+                # Of a user that a job named, the group can have other members.
+                os.chown(draft / self.script_path.name, user.uid, user.gid)
+                (draft / self.script_path.name).chmod(0o400)
             (draft / "user").write_bytes(_USER.dump_json(user))
             (draft / "user").chmod(0o600)
             os.chown(draft, -1, user.gid)

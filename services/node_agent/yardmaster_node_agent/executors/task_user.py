@@ -14,12 +14,13 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from yardmaster_node_agent.agent_state import TaskUser
 from yardmaster_node_agent.errors import TaskUsersUnusable
+from yardmaster_schemas.run_as import RunAs
 
 #: Values of the setting `task_users` that name no users. `auto`: a user for each attempt where that
 #: is possible; `same`: the agent's own user for all.
@@ -76,6 +77,11 @@ class TaskUsers:
                 return self._user(uid, shared=shared)
         return None
 
+    def named(self, run_as: RunAs) -> TaskUser:
+        """The user that a job names."""
+        user = self._user(run_as.uid, shared=True)
+        return replace(user, gid=run_as.gid, named=True)
+
     def _user(self, uid: int, *, shared: bool) -> TaskUser:
         groups = () if self.group is None else (self.group,)
         return TaskUser(uid=uid, gid=uid, groups=groups, shared=shared)
@@ -119,6 +125,23 @@ def choose_users(
     if setting != AUTO:
         raise TaskUsersUnusable(users=setting, found=reason)
     return None, reason
+
+
+def why_not_named(run_as: RunAs, users: TaskUsers, folder: Path) -> str | None:
+    """Return why replicas cannot run as a user that their job names; None if they can.
+
+    Args:
+        folder: their files are below it.
+    """
+    if run_as.uid in users.ids or run_as.gid in users.ids:
+        return "the node gives that number to other tasks (YARD_AGENT_TASK_USERS)"
+    for number, numbers in ((run_as.uid, "uid_map"), (run_as.gid, "gid_map")):
+        if not _mapped(range(number, number + 1), Path("/proc/self") / numbers):
+            return f"the agent's container has no number {number}"
+    blocked = blocked_part(users.named(run_as), folder.absolute())
+    if blocked is not None:
+        return f"it cannot reach {folder}: {blocked} is closed to it (chmod o+x opens it)"
+    return None
 
 
 def claim(users: TaskUsers) -> None:

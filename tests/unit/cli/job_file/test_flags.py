@@ -120,7 +120,7 @@ def test_every_flag_sets_the_key_it_says() -> None:
         "image": "team/train:1", "pull": "always", "working_dir": "/srv", "env": ("A=1",),
         "secret": ("T=shared/hf",),
         "label": ("team=x",), "script": "echo hi", "avoid_node": ("n1", "n2"),
-        "runtime_estimate": "90m", "gpu_memory": "20Gi", "shm": "1Gi",
+        "runtime_estimate": "90m", "gpu_memory": "20Gi", "shm": "1Gi", "run_as": "1500:100",
         "mount": ("datasets:/data", "scratch:/scratch:rw"),
     }  # fmt: skip
     # Keys that exclude another one: tasks and matrix, image and context; tested below.
@@ -140,12 +140,20 @@ def test_every_flag_sets_the_key_it_says() -> None:
         ("datasets", "/data", True),
         ("scratch", "/scratch", False),
     ]
+    assert spec.run.run_as is not None
+    assert (spec.run.run_as.uid, spec.run.run_as.gid) == (1500, 100)
 
 
 @pytest.mark.parametrize("text", ["datasets", ":/data", "datasets:/data:x", "datasets:/data:rw:z"])
 def test_a_mount_that_is_not_a_name_and_a_path_is_refused(text: str) -> None:
     with pytest.raises(BadUsage, match="expected SOURCE:TARGET or SOURCE:TARGET:rw"):
         build(None, "command line", flags={"mount": (text,)})
+
+
+@pytest.mark.parametrize("text", ["ada", "1500", "1500:", ":1500", "ada:users", "1:2:3", "-1:5"])
+def test_a_user_without_two_numbers_is_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match="expected UID:GID, two numbers"):
+        build(None, "command line", flags={"run_as": text})
 
 
 def test_memory_without_a_unit_is_refused_in_file_and_flag() -> None:

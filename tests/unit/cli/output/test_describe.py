@@ -396,3 +396,9 @@ def test_show_and_explain_print_the_digest_that_all_attempts_run() -> None:
     assert line in task_lines(out(), task(image_digest=DIGEST), [])
     why = {"task_id": "x.0", "phase": "running", "image_digest": DIGEST}
     assert line in explain_lines(out(), why, None)
+
+
+def test_show_and_explain_print_the_user_that_the_job_names() -> None:
+    line, named = "Runs as     1500:100", {"run_as": {"uid": 1500, "gid": 100}}
+    assert line in task_lines(out(), task(**named), [])
+    assert line in explain_lines(out(), {"task_id": "x.0", "phase": "running"} | named, None)

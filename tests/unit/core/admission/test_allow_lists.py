@@ -1,4 +1,4 @@
-"""The allow-lists of images and mounts of projects and pools."""
+"""The allow-lists of images, mounts and users of projects and pools."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from tests.unit.core.admission.admission_cell import OTHER, AdmissionCell, depar
 from tests.unit.core.admission.admission_cell import project as project_change
 from yardmaster_schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
 from yardmaster_schemas.reasons import AdmissionCode as Code
+from yardmaster_schemas.run_as import RunAs
 
 PYTHON = "docker.io/library/python"
 TRAIN = "registry.example.org/team/train"
@@ -79,6 +80,31 @@ def test_a_list_says_which_folders_are_mounted_and_which_written(
     else:
         name = "nlp" if owner == "project" else "default"
         assert refusal(verdict) == (code, mount.removesuffix(":rw"), owner, name)
+
+
+ADA = RunAs(uid=1500, gid=100)
+
+
+def test_a_job_runs_only_as_a_user_that_its_project_lists() -> None:
+    for listed in ((), ("1500:1500",), ("100:1500",)):
+        found = refusal(cell({"users": listed}).one(job(run_as=ADA)))
+        assert found == (Code.USER_NOT_ALLOWED, "1500:100", "project", "nlp")
+    verdict = cell({"users": ("7:7", "1500:100")}).one(job(run_as=ADA))
+    assert isinstance(verdict, TaskAdmittedV1)
+    assert verdict.spec.run_as == ADA
+    verdict = cell({"users": ("7:7",)}).one(job())
+    assert isinstance(verdict, TaskAdmittedV1)
+    assert verdict.spec.run_as is None
+
+
+def test_a_pool_that_lists_users_must_list_the_user_too() -> None:
+    project = {"users": ("1500:100",)}
+    found = refusal(cell(project, default={"users": ("7:7",)}).one(job(run_as=ADA)))
+    assert found == (Code.USER_NOT_ALLOWED, "1500:100", "pool", "default")
+    verdict = cell(project, default={"users": ("1500:100",)}).one(job(run_as=ADA))
+    assert isinstance(verdict, TaskAdmittedV1)
+    found = refusal(cell(default={"users": ("1500:100",)}).one(job(run_as=ADA)))
+    assert found == (Code.USER_NOT_ALLOWED, "1500:100", "project", "nlp")
 
 
 def test_every_pool_that_a_job_names_must_allow_it() -> None:

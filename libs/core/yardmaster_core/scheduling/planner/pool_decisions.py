@@ -105,6 +105,7 @@ class PoolDecisions:
             grace_s=job.spec.grace_s,
             fence_s=self.fence_s,
             image=task.image,
+            run_as=job.spec.run_as,
             start=self.policy.start.reason(self.view, task),
         )
         self.draft.record(event, task.id, task.cause)

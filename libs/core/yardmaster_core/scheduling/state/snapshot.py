@@ -41,7 +41,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait
 
-FORMAT: Final = 11
+FORMAT: Final = 12
 Plain = dict[str, Any]
 
 
