@@ -19,6 +19,7 @@ from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.docker import DockerExecutor
 from yardmaster_node_agent.executors.engine import Engine
+from yardmaster_node_agent.executors.guarding import Guarding
 from yardmaster_node_agent.executors.port import Launch
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.engine_gpus import GpuChoice, cdi_devices, runtimes
@@ -46,7 +47,8 @@ def containers(folder: Path, choice: GpuChoice) -> DockerExecutor:
     clock = SystemClock()
     telemetry = Telemetry("node_agent", now_ms=clock.now_ms, level="error")
     root, engine = folder / "containers", Engine(ENGINE_SOCKET)
-    return DockerExecutor(root, clock, engine, telemetry, gpu_choice=choice)
+    guarding = Guarding(folder / "guard", ENGINE_SOCKET, folder / "renewed")
+    return DockerExecutor(root, clock, engine, telemetry, guarding=guarding, gpu_choice=choice)
 
 
 def engine_info() -> dict[str, Any]:

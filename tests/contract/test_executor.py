@@ -23,6 +23,7 @@ from yardmaster_node_agent.executors.by_image import ExecutorByImage
 from yardmaster_node_agent.executors.cgroups import Cgroups, find_cgroups
 from yardmaster_node_agent.executors.docker import DockerExecutor
 from yardmaster_node_agent.executors.engine import Engine
+from yardmaster_node_agent.executors.guarding import Guarding
 from yardmaster_node_agent.executors.port import Execution, Executor, Launch, Phase
 from yardmaster_node_agent.executors.process import ProcessExecutor
 from yardmaster_node_agent.executors.task_user import TaskUsers
@@ -340,7 +341,8 @@ async def test_the_phase_of_a_foreign_kind_of_run_is_unknown(tmp_path: Path, kin
     telemetry = Telemetry("node_agent", now_ms=lambda: 0, level="warning")
     engine = Engine(tmp_path / "nowhere.sock")
     processes = ProcessExecutor(tmp_path / "p", SystemClock(), renewed=tmp_path / "renewed")
-    containers = DockerExecutor(tmp_path / "c", SystemClock(), engine, telemetry)
+    guarding = Guarding(tmp_path / "c.guard", tmp_path / "nowhere.sock", tmp_path / "renewed")
+    containers = DockerExecutor(tmp_path / "c", SystemClock(), engine, telemetry, guarding=guarding)
     both = ExecutorByImage(processes, containers)
     phases = [(await each.find(KEY, known)).phase for each in (processes, containers, both)]
     of_processes = Phase.ENDED if kind is RunKind.PROCESS else Phase.UNKNOWN

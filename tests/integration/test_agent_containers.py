@@ -395,7 +395,6 @@ async def test_what_a_container_cannot_run_is_a_failed_start_with_its_reason(
         cases = {
             "connection refused": await cell.allocate(Run(script="x", image=nowhere)),
             "a gang needs the network": await cell.allocate(in_image("x"), replicas=2),
-            "fence: kill": await cell.allocate(in_image("x"), fence_s=3600),
         }
         for reason, task in cases.items():
             assert (await ended(cell, task)).never_started, reason

@@ -25,6 +25,7 @@ from yardmaster_node_agent.executors.by_image import ExecutorByImage
 from yardmaster_node_agent.executors.cgroups import find_cgroups
 from yardmaster_node_agent.executors.docker import DockerExecutor
 from yardmaster_node_agent.executors.engine import Engine
+from yardmaster_node_agent.executors.guarding import Guarding
 from yardmaster_node_agent.executors.port import Executor
 from yardmaster_node_agent.executors.private_data import check_private
 from yardmaster_node_agent.executors.process import ProcessExecutor
@@ -168,6 +169,7 @@ def _process_host(
         gpus=new_containers and (settings.container_gpus != "auto" or bool(detect_gpus().names)),
         gpu_choice=settings.container_gpus,
         network=settings.container_network,
+        guarding=Guarding(settings.data_dir / "containers.guard", settings.engine_socket, renewed),
         api_socket=api_socket,
         pull_idle_s=settings.pull_idle_s,
         registry_auths=settings.registry_auths,

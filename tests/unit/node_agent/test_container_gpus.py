@@ -11,6 +11,7 @@ from yardmaster_node_agent.agent_state import ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.docker import DockerExecutor
 from yardmaster_node_agent.executors.engine import Engine
+from yardmaster_node_agent.executors.guarding import Guarding
 from yardmaster_node_agent.executors.port import Launch
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.telemetry.port import Telemetry
@@ -40,7 +41,10 @@ async def fake() -> AsyncIterator[FakeEngine]:
 def executor(fake: FakeEngine, folder: Path) -> DockerExecutor:
     clock = SystemClock()
     telemetry = Telemetry("node_agent", now_ms=clock.now_ms, level="error")
-    return DockerExecutor(folder / "containers", clock, Engine(fake.socket), telemetry)
+    guarding = Guarding(folder / "guard", fake.socket, folder / "renewed")
+    return DockerExecutor(
+        folder / "containers", clock, Engine(fake.socket), telemetry, guarding=guarding
+    )
 
 
 @pytest.mark.parametrize(

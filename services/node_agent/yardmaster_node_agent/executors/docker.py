@@ -10,8 +10,8 @@ file, the script and the checkpoint file. The agent copies the output from the e
 directory (see `spool`).
 
 While the engine does not answer, nothing is known of the containers, so calls wait for it; only
-`prepare` fails, and `find` says that it is unknown. Nothing outside of the agent would kill a
-container whose lease was not renewed, so replicas of pools with `fence: kill` are refused.
+`prepare` fails, and `find` says that it is unknown. A guard, which is a process of its own, kills
+containers of pools with `fence: kill` whose lease was not renewed (see `container_guard`).
 """
 
 import asyncio
@@ -34,6 +34,7 @@ from yardmaster_node_agent.executors.engine import (
     EngineRefused,
     seconds_of,
 )
+from yardmaster_node_agent.executors.guarding import Guarding
 from yardmaster_node_agent.executors.host_folders import HostFolder, MountRefused, mounts_of
 from yardmaster_node_agent.executors.images import Images, PullFailed
 from yardmaster_node_agent.executors.port import (
@@ -137,8 +138,10 @@ class ContainerExecution:
         patience: _Patience,
         directory: ReplicaDirectory,
         identity: RunIdentity,
+        guarding: Guarding,
     ) -> None:
         self.identity = identity
+        self._guarding = guarding
         self._engine = engine
         self._patience = patience
         self.files = directory
@@ -150,6 +153,7 @@ class ContainerExecution:
             copied_ms = self._patience.clock.now_ms()
             found = await self._patience.answer(lambda: self._engine.inspect(self.identity.id))
             if found is None:
+                self._guarding.release(self.files)
                 return Exit(signal=signal.SIGKILL, lost=True)
             if _has_ended(found["State"]):
                 # The engine may end a stream before it has sent the last output.
@@ -157,7 +161,12 @@ class ContainerExecution:
                     await self._patience.answer(partial(self._copy, stream, follow=False))
                 exit_ = _exit_of(found["State"])
                 by_engine = partial(self._by_engine, found, exit_, copied_ms)
-                return replace(exit_, engine_restarted=await self._patience.answer(by_engine))
+                self._guarding.release(self.files)
+                return replace(
+                    exit_,
+                    engine_restarted=await self._patience.answer(by_engine),
+                    fenced=self.files.has("fenced"),
+                )
             await self._patience.pause()
 
     async def _by_engine(self, found: Mapping[str, Any], exit_: Exit, copied_ms: int) -> bool:
@@ -259,6 +268,7 @@ class DockerExecutor:
         gpus: bool = True,
         gpu_choice: GpuChoice = "auto",
         network: Network = "bridge",
+        guarding: Guarding,
         api_socket: Path | None = None,
         pull_idle_s: float = PULL_IDLE_S,
         registry_auths: Path | None = None,
@@ -271,6 +281,7 @@ class DockerExecutor:
                 only counted, and nothing is requested from the engine.
             gpu_choice: see the setting `container_gpus`.
             network: see the setting `container_network`.
+            guarding: the guard of containers with a fence.
             api_socket: the socket of the API of tasks, alone in its folder; containers with a
                 network of their own use the API there, if it exists.
             pull_idle_s, registry_auths: see the settings of these names.
@@ -284,6 +295,7 @@ class DockerExecutor:
         self._patience = _Patience(clock, telemetry)
         self._network = network
         self._api_socket = api_socket
+        self._guarding = guarding
         self._images = Images(
             *(engine, clock, telemetry), idle_s=pull_idle_s, auths=RegistryAuths(registry_auths)
         )
@@ -294,6 +306,8 @@ class DockerExecutor:
     async def capabilities(self) -> Capabilities:
         """Return that it runs containers, if its engine answers."""
         missing = await self._engine.missing()
+        with suppress(OSError):  # a start of a fenced container says so
+            self._guarding.watch()
         kinds = (ExecutorKind.CONTAINER,) if missing is None else ()
         return Capabilities(kinds, Isolation.CONTAINER, missing)
 
@@ -356,10 +370,11 @@ class DockerExecutor:
             if self._directory(key).has("start"):
                 break
             try:
+                self._guarding.protect(launch, self._directory(key), found["Id"])
                 await self._engine.start(found["Id"])
             except EngineAway:
                 await self._patience.pause()
-            except EngineRefused as error:
+            except (EngineRefused, OSError) as error:
                 await self.withdraw(key)
                 raise ExecutorFailed(replica=key, found=error) from None
         raise ExecutorFailed(replica=key, found="its container is gone, or withdrawn")
@@ -430,6 +445,7 @@ class DockerExecutor:
         except EngineRefused as error:
             raise ExecutorFailed(replica=self._root, found=error) from None
         for path in paths:
+            self._guarding.release(ReplicaDirectory(path))
             ReplicaDirectory(path).remove()
         return running
 
@@ -442,14 +458,13 @@ class DockerExecutor:
         except EngineRefused as error:
             self._patience.refused("remove", error)
             return False
+        self._guarding.release(self._directory(key))
         return self._directory(key).remove()
 
     def _refused(self, launch: Launch) -> str | None:
         """Return why the executor cannot run a job; None if it can."""
         if launch.run.image is None:
             return "the job names no image, and this node runs containers only"
-        if launch.fence_s is not None:
-            return "its pool has fence: kill, which containers do not support yet"
         if launch.replicas > 1 and self._network == "bridge":
             return (
                 "a gang needs the network of its nodes: set "
@@ -511,7 +526,8 @@ class DockerExecutor:
         if not host:
             self._host = self._host or await self._patience.answer(self._engine.identity)
         identity = RunIdentity(kind=RunKind.CONTAINER, id=container_id, host=host or self._host)
-        return ContainerExecution(self._engine, self._patience, self._directory(key), identity)
+        directory = self._directory(key)
+        return ContainerExecution(self._engine, self._patience, directory, identity, self._guarding)
 
     def _directory(self, key: ReplicaKey) -> ReplicaDirectory:
         return ReplicaDirectory(self._root / str(key), apart=True)
