@@ -22,9 +22,11 @@ from tests.support.task_users import foreign_program, settings_of, users_of_test
 from yardmaster_node_agent.agent import Ports
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey, ReplicaState
 from yardmaster_node_agent.errors import ExecutorFailed
+from yardmaster_node_agent.executors.docker import ORPHANS_S
 from yardmaster_node_agent.executors.host_folders import HostFolder
 from yardmaster_node_agent.executors.port import Launch, Phase
 from yardmaster_node_agent.ledger import FileLedger
+from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.events.details import FolderMount, Run
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
 from yardmaster_schemas.events.node_events import (
@@ -67,6 +69,15 @@ def point(path: Path, socket: Path) -> None:
     draft = path.with_name("draft.sock")
     draft.symlink_to(socket)
     draft.rename(path)
+
+
+class LaterClock(SystemClock):
+    """The clock of the system, and some seconds more."""
+
+    later_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.later_s
 
 
 def forget_start(cell: AgentCell) -> None:
@@ -436,6 +447,27 @@ async def test_a_container_that_was_created_for_a_killed_agent_is_removed(cell: 
     assert (await later.find(first)).phase is Phase.ABSENT
     assert (await later.find(second)).phase is Phase.PREPARED
     assert (await cell.ports().executor.find(second)).phase is Phase.PREPARED
+
+
+async def test_a_container_that_was_created_after_the_first_look_is_removed_later(
+    cell: AgentCell,
+) -> None:
+    first, second = (ReplicaKey(f"4kq7w2mz9c1f.{index}", 1, 0) for index in (0, 1))
+    clock = LaterClock()
+    cell.clock = clock
+    later = cell.ports().executor
+    await later.prepare(Launch(second, in_image("true"), {}))
+    await cell.ports().executor.prepare(Launch(first, in_image("true"), {}))
+    folder = cell.data_dir / "containers" / str(first)
+    folder.rename(draft := cell.data_dir / "draft")
+    assert await later.forget(second)
+    draft.rename(folder)
+    assert (await later.find(first)).phase is Phase.PREPARED
+    folder.rename(draft)
+    clock.later_s = ORPHANS_S
+    assert await later.forget(second)
+    draft.rename(folder)
+    assert (await later.find(first)).phase is Phase.ABSENT
 
 
 async def test_an_engine_that_is_away_ends_no_task(

@@ -89,3 +89,22 @@ async def test_a_task_that_ends_itself_as_an_engine_would_has_failed(
         exited = await cell.exit_of(task)
         await cell.ended(task)
     assert (exited.exit_code or exited.signal, exited.engine_restarted) == (end, False)
+
+
+async def test_a_log_that_the_engine_cannot_read_delays_the_exit_only(
+    cell: AgentCell, docker_engine: OwnEngine
+) -> None:
+    script = "echo one; touch /yard/work/said; sleep 1; echo two; exit 3"
+    async with cell.agent():
+        task = await cell.allocate(Run(script=script, image=IMAGE, working_dir="."))
+        work = cell.data_dir / "containers" / f"{task}.1.0" / "work"
+        await until_there(work / "said")
+        await cell.until_output(task, "one")
+    await asyncio.to_thread(docker_engine.wait, task)
+    await asyncio.to_thread(docker_engine.spoil_log, task)
+    async with cell.agent():
+        exited = await cell.exit_of(task)
+        await cell.ended(task)
+    assert exited.exit_code == 3
+    # Whether this engine says that it could not read its log is a matter of chance.
+    assert (await cell.output(task, stream=None)).startswith("one\n")

@@ -102,6 +102,24 @@ class OwnEngine:
         """Return the number of files of the containers' output that the engine keeps."""
         return len(list((self.folder / "data" / "containers").glob("*/local-logs/container.log*")))
 
+    def wait(self, task: str) -> None:
+        """Wait until the container of a task has ended."""
+        (found,) = self._ids(task)
+        subprocess.run(self._docker("wait", found), capture_output=True, check=True)
+
+    def spoil_log(self, task: str) -> None:
+        """Overwrite the size of the second line in the engine's log of a task's container."""
+        (found,) = self._ids(task)
+        path = self.folder / "data" / "containers" / found / "local-logs" / "container.log"
+        with path.open("r+b") as log:
+            size = int.from_bytes(log.read(4), "big")
+            log.seek(4 + size + 4)  # each entry has its size before and after it
+            log.write(b"\x7f\xff\xff\xff")
+
+    def _ids(self, task: str) -> list[str]:
+        words = self._docker("ps", "--all", "--quiet", "--no-trunc", "--filter", f"name={task}")
+        return subprocess.run(words, capture_output=True, check=True, text=True).stdout.split()
+
     def kill(self) -> None:
         """Kill the engine; its containers continue."""
         self._end(signal.SIGKILL)

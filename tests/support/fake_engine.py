@@ -12,8 +12,9 @@ from typing import Any
 class FakeEngine:
     """Answers `/version` with two numbers, and other requests in the versions between them.
 
-    It has any image and no container; `created` has the descriptions of those that it was asked to
-    create. `log`: what it sends as the output of any container, each chunk by itself.
+    It has any image, and the containers in `containers`, by their names and ids. `created` has the
+    descriptions of those that it was asked to create. `log`: what it sends as the output of any
+    container, each chunk by itself.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -26,6 +27,7 @@ class FakeEngine:
         self.version: dict[str, Any] = {}
         self.info: dict[str, Any] = {}
         self.created: list[dict[str, Any]] = []
+        self.containers: dict[str, dict[str, Any]] = {}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readline()
@@ -62,6 +64,10 @@ class FakeEngine:
             return 200, b""
         if "/containers/json" in path:
             return 200, b"[]"
+        if "/events" in path:
+            return 200, b""
+        if "/containers/" in path and (found := self.containers.get(path.split("/")[3])):
+            return 200, json.dumps(found).encode()
         if "/containers/" in path:
             return 404, b'{"message": "no such container"}'
         if "/images/" in path:

@@ -180,6 +180,7 @@ class Exit:
     `lost`: the exit is not known. `fenced`: the runner killed it because the fence had expired.
     `out_of_memory`: it, or a process that it started, exceeded its memory and was killed.
     `engine_restarted`: the container engine ended it, because it was restarted.
+    `output_doubtful`: its last output may be missing, because it could not be read.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -190,6 +191,7 @@ class Exit:
     fenced: bool = False
     out_of_memory: bool = False
     engine_restarted: bool = False
+    output_doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

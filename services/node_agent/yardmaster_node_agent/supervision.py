@@ -442,6 +442,10 @@ class Supervision:
                 if replica.exit.lost:
                     self._metrics.lost_exits.inc()
                     self._output.add_line("the process's exit was not seen: it counts as killed")
+                if replica.exit.output_doubtful:
+                    self._output.add_line(
+                        "output may be missing: the container engine could not read its log of it"
+                    )
             await self._end_orphans(execution)
             for task in watching:
                 task.cancel()

@@ -5,7 +5,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.support.fake_engine import FakeEngine, fake_engine, frame
-from yardmaster_node_agent.executors.engine import Engine, EngineAway, EngineRefused, OutputPart
+from yardmaster_node_agent.executors.engine import (
+    Engine,
+    EngineAway,
+    EngineRefused,
+    LogUnreadable,
+    OutputPart,
+)
 
 
 @pytest.fixture
@@ -94,7 +100,7 @@ async def test_an_error_of_the_engine_in_the_output_follows_the_output_before_it
     fake.log = [frame(b"1Z one\n"), frame(b"2Z tw") + frame(b"Error grabbing logs: EOF", 3)]
     output = Engine(fake.socket).output("c1", "stdout", "0", follow=False)
     assert await anext(output) == [OutputPart("1Z", b"one\n"), OutputPart("2Z", b"tw")]
-    with pytest.raises(EngineAway, match="grabbing logs: EOF"):
+    with pytest.raises(LogUnreadable, match="grabbing logs: EOF"):
         await anext(output)
 
 

@@ -15,6 +15,7 @@ containers of pools with `fence: kill` whose lease was not renewed (see `contain
 """
 
 import asyncio
+import math
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from yardmaster_node_agent.executors.engine import (
     Engine,
     EngineAway,
     EngineRefused,
+    LogUnreadable,
     seconds_of,
 )
 from yardmaster_node_agent.executors.guarding import Guarding
@@ -76,6 +78,11 @@ PAUSES_S: Final = (0.2, 0.5, 1.0, 2.0, 5.0)
 _LOG: Final = {"Type": "local", "Config": {"max-size": "8m", "max-file": "16", "compress": "false"}}
 _STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
 
+#: How often the log of an ended container is read when the engine cannot; about 24 s in all.
+LOG_TRIES: Final = 8
+#: Seconds between two searches for containers that the engine created for a killed agent.
+ORPHANS_S: Final = 60.0
+
 #: Seconds without any bytes after which a pull counts as failed.
 PULL_IDLE_S: Final = 120.0
 
@@ -99,13 +106,21 @@ class _Patience:
             "Requests about started or withdrawn containers that the engine refused.",
             "request",
         )
+        self._unreadable = telemetry.counter(
+            "container_log_unreadable", "Logs of ended containers that the engine could not read."
+        )
 
     async def answer(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the answer, however long the engine is away."""
+        """Return the answer, however long the engine is away.
+
+        Raises: LogUnreadable.
+        """
         tries = 0
         while True:
             try:
                 answer = await ask()
+            except LogUnreadable:
+                raise
             except EngineAway as error:
                 self._unanswered.inc()
                 if not self._away:
@@ -123,6 +138,11 @@ class _Patience:
         """Count and log a refusal that ends nothing."""
         self._refusals.labels(request).inc()
         self._telemetry.warn("engine_refused", request=request, found=str(error))
+
+    def unreadable(self, container_id: str, error: LogUnreadable) -> None:
+        """Count and log that the engine could not read the log of an ended container."""
+        self._unreadable.inc()
+        self._telemetry.warn("container_log_unreadable", id=container_id, found=str(error))
 
     async def pause(self, tries: int = 0) -> None:
         """Wait before the engine is asked again; longer after more `tries`."""
@@ -147,9 +167,13 @@ class ContainerExecution:
         self.files = directory
 
     async def exited(self) -> Exit:
-        """Copy the output until the container has ended."""
+        """Copy the output until the container has ended.
+
+        The output ends where the engine cannot read its log in `LOG_TRIES` tries.
+        """
+        tries = 0
         while True:
-            await asyncio.gather(*(self._copy(stream) for stream in _STREAMS))
+            readable = await asyncio.gather(*(self._copy(stream) for stream in _STREAMS))
             copied_ms = self._patience.clock.now_ms()
             found = await self._patience.answer(lambda: self._engine.inspect(self.identity.id))
             if found is None:
@@ -157,9 +181,8 @@ class ContainerExecution:
                 return Exit(signal=signal.SIGKILL, lost=True)
             if _has_ended(found["State"]):
                 # The engine may end a stream before it has sent the last output.
-                for stream in _STREAMS:
-                    await self._patience.answer(partial(self._copy, stream, follow=False))
-                exit_ = _exit_of(found["State"])
+                readable += [await self._copy_rest(stream) for stream in _STREAMS]
+                exit_ = replace(_exit_of(found["State"]), output_doubtful=not all(readable))
                 by_engine = partial(self._by_engine, found, exit_, copied_ms)
                 self._guarding.release(self.files)
                 return replace(
@@ -167,7 +190,8 @@ class ContainerExecution:
                     engine_restarted=await self._patience.answer(by_engine),
                     fenced=self.files.has("fenced"),
                 )
-            await self._patience.pause()
+            await self._patience.pause(tries)
+            tries += 1
 
     async def _by_engine(self, found: Mapping[str, Any], exit_: Exit, copied_ms: int) -> bool:
         """Return whether the engine ended the container, and not its program or this agent.
@@ -214,20 +238,42 @@ class ContainerExecution:
         """SIGKILL the container's init process, and with it all others."""
         await self.signal(signal.SIGKILL)
 
-    async def _copy(self, stream: StreamName, *, follow: bool = True) -> None:
-        """Copy new output of a stream; `follow`: until the engine sends no more, or is away.
+    async def _copy(self, stream: StreamName) -> bool:
+        """Copy new output of a stream until the engine sends no more, or is away.
 
-        Raises: EngineAway: only without `follow`.
+        Return False if the engine could not read its log.
         """
         if not self.files.exists:
-            return
+            return True
         spool = Spool(self.files.path / stream)
-        if not follow:
-            await self._read(stream, spool)
-            return
-        with suppress(EngineAway):
+        try:
             while not await self._follow(stream, spool):
                 await self._read(stream, spool)
+        except LogUnreadable:
+            return False
+        except EngineAway:
+            pass
+        return True
+
+    async def _copy_rest(self, stream: StreamName) -> bool:
+        """Copy the rest of a stream of the ended container; return False if a try failed.
+
+        A later try may succeed, but Docker 20.10 often ends the output where it cannot read its
+        log, without an error.
+        """
+        if not self.files.exists:
+            return True
+        for tries in range(LOG_TRIES):
+            try:
+                await self._patience.answer(
+                    lambda: self._read(stream, Spool(self.files.path / stream))
+                )
+            except LogUnreadable as error:
+                self._patience.unreadable(self.identity.id, error)
+                await self._patience.pause(tries)
+            else:
+                return tries == 0
+        return False
 
     async def _follow(self, stream: StreamName, spool: Spool) -> bool:
         """Copy output as it comes; return False if the log must be read before more is copied.
@@ -301,7 +347,8 @@ class DockerExecutor:
         )
         self._host = ""
         self._known_owner = ""
-        self._looked_for_orphans = False
+        #: When containers without a directory are searched for again.
+        self._orphans_at_s = -math.inf
 
     async def capabilities(self) -> Capabilities:
         """Return that it runs containers, if its engine answers."""
@@ -459,6 +506,12 @@ class DockerExecutor:
             self._patience.refused("remove", error)
             return False
         self._guarding.release(self._directory(key))
+        try:
+            await self._remove_orphans()
+        except EngineRefused as error:
+            self._patience.refused("remove", error)
+        except EngineAway:
+            pass  # a later call tries again
         return self._directory(key).remove()
 
     def _refused(self, launch: Launch) -> str | None:
@@ -481,22 +534,23 @@ class DockerExecutor:
         return [f"{OWNER_LABEL}={self._owner()}", f"{FOLDER_LABEL}={self._root}"]
 
     async def _remove_orphans(self) -> None:
-        """Remove containers without a directory that never started, once per agent process.
+        """Remove containers without a directory that never started, at most every `ORPHANS_S`.
 
         An engine may still create a container for an agent that was killed, after the next agent
         has found none and has removed the directory.
 
-        Raises: EngineRefused.
+        Raises: EngineAway, EngineRefused.
         """
-        if self._looked_for_orphans:
+        now_s = self._patience.clock.monotonic_s()
+        if now_s < self._orphans_at_s:
             return
+        self._orphans_at_s = now_s + ORPHANS_S
         for each in await self._engine.labelled(*self._labels(), status="created"):
             found = await self._engine.inspect(each)
             if found is None:
                 continue
             if not (self._root / found["Config"]["Labels"][KEY_LABEL]).exists():
                 await self._engine.remove(each)
-        self._looked_for_orphans = True
 
     async def _own(self, key: ReplicaKey) -> None:
         """Check that a container of the replica's name is this agent's.

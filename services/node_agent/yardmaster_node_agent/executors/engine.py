@@ -65,6 +65,10 @@ class EngineAway(Exception):
     """
 
 
+class LogUnreadable(EngineAway):
+    """The engine cannot read more of its log of a container; the message is the engine's."""
+
+
 class EngineRefused(Exception):
     """The engine refused a request; the message is the engine's."""
 
@@ -246,6 +250,8 @@ class Engine:
 
         `follow`: also later output, as it comes, until the container ends; then EngineAway is also
         raised after `ANSWER_S` without output.
+
+        Raises: LogUnreadable: after the output before the part that cannot be read.
         """
         query = {stream: "true", "timestamps": "true", "since": since}
         query["follow"] = str(follow).lower()
@@ -260,7 +266,7 @@ class Engine:
                     if frames:
                         yield [OutputPart.of(frame) for frame in frames]
                     if error is not None:
-                        raise EngineAway(error)
+                        raise LogUnreadable(error)
 
     async def _ask(
         self,
