@@ -1,6 +1,7 @@
 """The minimum run time of a job: until it has passed, no policy preempts its tasks for others."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 
 from yardmaster_core.scheduling.planner.policy import PoolView
 from yardmaster_core.scheduling.policies.waiting_groups import wait_behind
@@ -55,8 +56,17 @@ def first_protected(view: PoolView) -> Task | None:
     return min((task for task in firsts if task is not None), default=None)
 
 
+def preempts_none(_: Task) -> bool:
+    """Return False: a task preempts no other one as soon as that runs."""
+    return False
+
+
 def wait_behind_protected(
-    view: PoolView, group: Group, task: Task, is_guaranteed: Callable[[Group], bool]
+    view: PoolView,
+    group: Group,
+    task: Task,
+    is_guaranteed: Callable[[Group], bool],
+    preempts: Callable[[Task], bool] = preempts_none,
 ) -> Wait | None:
     """Return the wait reason of a task behind the first one whose victims are within their minimum
     run time; None if there is none.
@@ -64,8 +74,16 @@ def wait_behind_protected(
     For tasks that would be protected too once they run. Else such tasks, one after another, would
     keep the first one pending without end. If the task is the first one itself, or an equal of it,
     it waits behind the first of those that `is_guaranteed` accepts: these do not wait behind it.
+
+    It waits behind none that `preempts` accepts, because it would preempt that one at once. The
+    answer is the same for the tasks of a project and priority, with and without a protection.
     """
     ahead = first_protected(view)
+    if ahead is None:
+        return None
+    if ahead.group is not group and preempts(ahead):
+        firsts = chain(*(each.firsts_protected() for each in view.pool.queue_classes))
+        ahead = min((first for first in firsts if not preempts(first)), default=None)
     if ahead is not None and ahead.group is group:
         ahead = min(
             (
@@ -75,6 +93,7 @@ def wait_behind_protected(
                 and other.queue.live
                 and other.waits[view.pool.name][0].code is WaitCode.VICTIMS_PROTECTED
                 and is_guaranteed(other)
+                and not preempts(other.queue.first)
             ),
             default=None,
         )

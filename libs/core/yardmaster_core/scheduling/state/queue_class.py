@@ -3,6 +3,7 @@
 Tasks with GPUs and tasks without GPUs form two classes that never block each other.
 """
 
+from itertools import chain
 from typing import Final
 
 from yardmaster_core.scheduling.state.tasks import Group, Task
@@ -18,8 +19,9 @@ class QueueClass:
     """
 
     __slots__ = (
-        *("_first_protected", "_protected_mask", "behind", "blocked", "first_by_priority"),
-        *("first_pending_by_priority", "mask", "protected", "reserved", "reserved_mask"),
+        *("_first_protected", "_firsts_protected", "_protected_mask", "behind", "blocked"),
+        *("first_by_priority", "first_pending_by_priority", "mask", "protected", "reserved"),
+        "reserved_mask",
     )
 
     def __init__(self) -> None:
@@ -32,8 +34,9 @@ class QueueClass:
         #: Of these, the groups that wait until victims may be preempted, by priority.
         self.protected: dict[int, dict[Group, None]] = {}
         self._protected_mask = 0
-        #: The first task of these; empty: not known.
+        #: The first task of these; empty: not known. And those of `firsts_protected`.
         self._first_protected: list[Task | None] = [None]
+        self._firsts_protected: list[Task] = []
         #: Groups with tasks that wait for their reserved slots, by priority.
         self.reserved: dict[int, dict[Group, None]] = {}
         #: Bit p is set while a task of priority p waits for its reserved slots.
@@ -71,16 +74,35 @@ class QueueClass:
     def first_protected(self) -> Task | None:
         """The first of the tasks that wait until victims may be preempted."""
         if not self._first_protected:
-            groups = (group for rows in self.protected.values() for group in rows)
-            self._first_protected.append(min((each.queue.first for each in groups), default=None))
+            self._first_protected.append(min(self.firsts_protected(), default=None))
         return self._first_protected[0]
+
+    def firsts_protected(self) -> list[Task]:
+        """Of these tasks the first one of each project and priority: of those that can be preempted
+        as soon as they run, and of the others.
+        """
+        if not self._firsts_protected:
+            firsts: dict[tuple[str, int, bool], Task] = {}
+            for group in chain(*self.protected.values()):
+                first = group.queue.first
+                at_once = group.shape.preemptible and not first.job.spec.min_runtime_s
+                key = group.shape.project, group.priority, at_once
+                if key not in firsts or first < firsts[key]:
+                    firsts[key] = first
+            self._firsts_protected = list(firsts.values())
+        return self._firsts_protected
+
+    def _protected_changed(self) -> None:
+        """Drop the cached first tasks of the protected groups."""
+        self._first_protected.clear()
+        self._firsts_protected = []
 
     def first_changed(self, priority: int) -> None:
         """Drop the cached first tasks of `priority`, because the first task of a group changed."""
         if self.first_by_priority or self.first_pending_by_priority:
             self._forget_first(priority)
         if priority in self.protected:
-            self._first_protected.clear()
+            self._protected_changed()
 
     @property
     def barriers(self) -> int:
@@ -98,7 +120,7 @@ class QueueClass:
         if protected:
             self.protected.setdefault(group.priority, {})[group] = None
             self._protected_mask |= 1 << group.priority
-            self._first_protected.clear()
+            self._protected_changed()
         self.blocked.setdefault(group.priority, {})[group] = None
         self._forget_first(group.priority)
         self.mask |= 1 << group.priority
@@ -115,7 +137,7 @@ class QueueClass:
         protected = self.protected.get(group.priority)
         if protected is not None and group in protected:
             del protected[group]
-            self._first_protected.clear()
+            self._protected_changed()
             if not protected:
                 del self.protected[group.priority]
                 self._protected_mask &= ~(1 << group.priority)

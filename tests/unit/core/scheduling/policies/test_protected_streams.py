@@ -166,3 +166,22 @@ def test_a_later_task_of_a_project_does_not_pass_one_behind_a_task_that_preempts
     assert stopped(decided) == ["victim"]
     assert started(decided) == ["kept"]
     assert_sound(cell.state)
+
+
+def test_a_task_does_not_wait_behind_one_of_its_project_that_it_would_preempt_at_once() -> None:
+    """Else `low` would start once it fits, and stop in the next cycle."""
+    cell = QuotaCell({"n0": 3, "n1": 3})
+    for project, deserved in (("p", 2), ("q", 3), ("v", 0)):
+        cell.entitle_to(project, deserved)
+    cell.submit("busy", project="q", gpus=3, preemptible=False)
+    cell.submit("victim", project="v", gpus=3, min_runtime_s=600)
+    cell.run()
+    cell.submit("low", project="p", gpus=3, priority=60)
+    cell.run()
+    cell.submit("high", project="p", gpus=3, priority=40, min_runtime_s=MIN_RUNTIME_S)
+    cell.run()
+    assert cell.wait_code("low") == cell.wait_code("high") == WaitCode.VICTIMS_PROTECTED
+    cell.ends("busy")
+    decided = cell.run()
+    assert (started(decided), stopped(decided)) == (["high"], [])
+    assert_sound(cell.state)

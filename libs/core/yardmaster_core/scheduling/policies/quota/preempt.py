@@ -25,8 +25,8 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
 from yardmaster_core.scheduling.policies.min_runtime import unprotected
 from yardmaster_core.scheduling.policies.quota.exchanges import reclaiming_task
 from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
-from yardmaster_core.scheduling.policies.quota.options import follows_kai
 from yardmaster_core.scheduling.policies.quota.price import by_price
+from yardmaster_core.scheduling.policies.quota.project_order import priority_above
 from yardmaster_core.scheduling.policies.quota.protections import (
     delayed_until_ms,
     queue_min_runtime_s,
@@ -38,7 +38,6 @@ from yardmaster_core.scheduling.policies.quota.start import (
     waits_at_limit,
 )
 from yardmaster_core.scheduling.policies.waiting_groups import wait_behind
-from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Task
 
 
@@ -60,20 +59,6 @@ def own_victims(view: PoolView, task: Task) -> Iterator[Task]:
     # rule: protections: preempt has its own
     least_s = queue_min_runtime_s(queue_of(view, task), reclaim=False)
     yield from by_price(view, task, unprotected(view, task, _running_below(view, task), least_s))
-
-
-def priority_above(view: PoolView, shape: Shape, priority: int) -> int | None:
-    """Return the priority below which tasks of the same project may be preempted for a task of this
-    shape and priority; None: of any priority.
-
-    With `order: document` a task that cannot be preempted may preempt any preemptible task.
-    """
-    # rule: preempt: lower priorities only (kai)
-    non_preemptible_first = not follows_kai(view)
-    # rule: preempt: any priority for a task that cannot be preempted
-    if non_preemptible_first and not shape.preemptible:
-        return None
-    return priority
 
 
 def own_stop_reason(view: PoolView, victim: Task, task: Task) -> StopReason:

@@ -25,7 +25,11 @@ from yardmaster_core.scheduling.policies.min_runtime import protected_wait, wait
 from yardmaster_core.scheduling.policies.quota.index import index_of, queue_of
 from yardmaster_core.scheduling.policies.quota.oldest import wait_for_oldest, with_reserved_from
 from yardmaster_core.scheduling.policies.quota.pool_sums import stays_within_sum, sum_over_pools
-from yardmaster_core.scheduling.policies.quota.protections import delayed_until_ms
+from yardmaster_core.scheduling.policies.quota.project_order import priority_above
+from yardmaster_core.scheduling.policies.quota.protections import (
+    delayed_until_ms,
+    queue_min_runtime_s,
+)
 from yardmaster_core.scheduling.policies.quota.queues import Queue, differing
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import LIMITED
@@ -99,7 +103,9 @@ def wait_for_quota(
     if reservation is not None:
         return None
     if is_protected_beyond_deserved(view, group, task, gone):
-        wait = wait_behind_protected(view, group, task, partial(_is_guaranteed_before, view, task))
+        guaranteed = partial(_is_guaranteed_before, view, task)
+        preempts = partial(_would_preempt, view, task)
+        wait = wait_behind_protected(view, group, task, guaranteed, preempts)
         if wait is not None:
             return wait
     return wait_for_oldest(view, group, task)
@@ -161,6 +167,21 @@ def _is_guaranteed_before(view: PoolView, task: Task, other: Group) -> bool:
         return False
     ahead, own = differing(queue_of(view, first), queue_of(view, task))
     return not _exceeds_deserved(view, ahead, first) and _exceeds_deserved(view, own, task)
+
+
+def _would_preempt(view: PoolView, task: Task, other: Task) -> bool:
+    """Whether a task could preempt another one of its project as soon as that runs.
+
+    A delay of the task does not count: nothing would wake the task at its end.
+    """
+    spec = other.job.spec
+    if "preempt" not in view.options.claiming or task.job.project is not other.job.project:
+        return False
+    if not spec.preemptible or spec.min_runtime_s:
+        return False
+    above = priority_above(view, task.job.shape, task.job.priority)
+    lower = above is None or other.job.priority > above
+    return lower and not queue_min_runtime_s(queue_of(view, task), reclaim=False)
 
 
 def _exceeds_deserved(view: PoolView, queue: Queue, task: Task) -> bool:

@@ -16,7 +16,7 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     requested,
 )
 from yardmaster_core.scheduling.policies.quota.index import index_of
-from yardmaster_core.scheduling.policies.quota.preempt import priority_above
+from yardmaster_core.scheduling.policies.quota.project_order import priority_above
 from yardmaster_core.scheduling.policies.quota.queues import Queue
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Task
