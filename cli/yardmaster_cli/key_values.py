@@ -189,6 +189,7 @@ POOL: Final[Mapping[str, Key]] = {
     "images": _of(PoolConfig, "images", _names, "PREFIX,..."),
     "mounts": _of(PoolConfig, "mounts", _names, "NAME[:rw],..."),
     "users": _of(PoolConfig, "users", _names, "UID:GID,..."),
+    "git-hosts": _of(PoolConfig, "git_hosts", _names, "HOST,..."),
 }
 _QUEUE: Final[Mapping[str, Key]] = {
     "rank": _of(DepartmentConfig, "rank", _whole, "N"),
@@ -219,6 +220,7 @@ PROJECT: Final[Mapping[str, Key]] = {
     "images": _of(ProjectConfig, "images", _names, "PREFIX,..."),
     "mounts": _of(ProjectConfig, "mounts", _names, "NAME[:rw],..."),
     "users": _of(ProjectConfig, "users", _names, "UID:GID,..."),
+    "git-hosts": _of(ProjectConfig, "git_hosts", _names, "HOST,..."),
 }
 CELL: Final[Mapping[str, Key]] = {
     "default-pools": _of(CellConfig, "default_pools", _names, "NAME,..."),

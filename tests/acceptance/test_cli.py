@@ -442,7 +442,8 @@ projects:
   images:
     {department: vision, max-slots: 4, kinds: [training, inference], default-pools: [default],
      kind-node-types: {training: [any], inference: []}, images: registry.example.org/team/,
-     mounts: [datasets, "scratch:rw"], users: ["1500:100"]}
+     mounts: [datasets, "scratch:rw"], users: ["1500:100"],
+     git-hosts: [git.example.org, "h:8443"]}
   empty:
 """
 
@@ -470,6 +471,7 @@ def test_a_file_configures_pools_departments_and_projects(dev: Dev) -> None:
     assert config["images"] == ["registry.example.org/team/"]
     assert config["mounts"] == ["datasets", "scratch:rw"]
     assert config["users"] == ["1500:100"]
+    assert config["git_hosts"] == ["git.example.org", "h:8443"]
 
     dev.yard("projects", "set", "images", "max-slots=9")
     drift = {"kind": "project", "name": "images", "field": "max-slots", "now": "9", "file": "4"}

@@ -47,6 +47,7 @@ some_pools = st.just(()) | st.lists(pools, max_size=2).map(tuple)
 some_images = st.sampled_from([(), (), ("python",), ("r.example.org", "library/")])
 some_mounts = st.sampled_from([(), ("datasets",), ("datasets", "scratch:rw"), ("scratch:rw",)])
 some_users = st.sampled_from([(), ("7:7",), ("7:7", "8:8")])
+some_hosts = st.sampled_from([(), (), ("git.example.org",), ("git.example.org", "h:8443")])
 
 specs = st.builds(
     r.SubmittedSpec,
@@ -63,6 +64,7 @@ specs = st.builds(
     image=st.sampled_from([None, None, "docker.io/library/python", "r.example.org/nlp/train"]),
     mounts=st.sampled_from([(), (), ("datasets",), ("datasets", "scratch:rw")]),
     run_as=st.sampled_from([None, None, RunAs(uid=7, gid=7), RunAs(uid=8, gid=8)]),
+    git_host=st.sampled_from([None, None, "git.example.org", "h:8443"]),
     min_runtime_s=st.none() | st.integers(0, 4000),
 )
 pool_configs = st.builds(
@@ -77,6 +79,7 @@ pool_configs = st.builds(
     images=some_images,
     mounts=some_mounts,
     users=some_users,
+    git_hosts=some_hosts,
 )
 project_configs = st.builds(
     r.ProjectConfig,
@@ -94,6 +97,7 @@ project_configs = st.builds(
     images=some_images,
     mounts=some_mounts,
     users=some_users,
+    git_hosts=some_hosts,
 )
 roles = st.sampled_from(
     [
@@ -349,6 +353,8 @@ def test_an_admitted_job_uses_only_what_the_lists_of_its_project_and_pools_allow
         configs += [quota.state.pools.get(name).config for name in verdict.spec.pools]
         images = [config.images for config in configs if config.images]
         assert spec.image is None or all(is_allowed(spec.image, each) for each in images)
+        hosts = [config.git_hosts for config in configs if config.git_hosts]
+        assert spec.git_host is None or all(spec.git_host in each for each in hosts)
         mounts = [config.mounts for config in configs if config.mounts or config is configs[0]]
         for mount in spec.mounts:
             source = mount.removesuffix(":rw")

@@ -80,6 +80,7 @@ BY_PATTERN: Final[Mapping[str, str]] = {
     r"^[0-9a-f]{12}$": "5f0c1e2d3a4b",
     r"^[0-9a-f]{16}$": "00ff00ff00ff00ff",
     r"^[0-9a-f]{32}$": "00112233445566778899aabbccddeeff",
+    r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?$": "git.example.org:8443",
     r"^[0-9a-f]{40}$": "0123456789" * 4,
     r"^https://[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?(/[A-Za-z0-9_~+.-]+)+$": (
         "https://git.example.org/team/repo"

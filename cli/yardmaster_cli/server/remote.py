@@ -122,6 +122,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "mount_not_allowed": "use an allowed folder (yard projects|pools show), or ask an operator",
     "user_not_allowed": "an operator allows it: yard projects set PROJECT users=UID:GID",
     "mount_read_only": "mount it with read_only: true, or ask an operator to allow NAME:rw",
+    "git_host_not_allowed": "use an allowed host (yard projects|pools show), or ask an operator",
     "kind_not_allowed": "the project may not run jobs of this kind; see yard projects show",
     "limit_exceeded": "it requests more than the limit of its project; see yard projects show",
     "project_full": "wait until tasks end, cancel some, or have an operator run yard projects set",

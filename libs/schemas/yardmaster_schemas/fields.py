@@ -64,6 +64,11 @@ GitUrl = Annotated[
         max_length=256,
     ),
 ]
+#: A host of git repositories, with its port if that is not 443.
+GitHost = Annotated[
+    str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?$", max_length=256)
+]
+GitHosts = Annotated[tuple[GitHost, ...], Field(max_length=MAX_NAMES)]
 CommitId = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 #: An Ed25519 signature.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -714,6 +715,7 @@ def _requested(spec: JobSpec) -> SubmittedSpec:
         image=None if spec.run.image is None else repository_of(spec.run.image),
         mounts=_mount_grants(spec),
         run_as=_run_as(spec),
+        git_host=None if spec.run.git is None else urlsplit(spec.run.git.url).netloc,
     )
 
 

@@ -236,6 +236,7 @@ class AdmissionCode(StrEnum):
     MOUNT_NOT_ALLOWED = "mount_not_allowed"
     MOUNT_READ_ONLY = "mount_read_only"
     USER_NOT_ALLOWED = "user_not_allowed"
+    GIT_HOST_NOT_ALLOWED = "git_host_not_allowed"
     LIMIT_EXCEEDED = "limit_exceeded"
     DUPLICATE_ID = "duplicate_id"
     VERSION_MISMATCH = "version_mismatch"

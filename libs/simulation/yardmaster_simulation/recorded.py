@@ -130,8 +130,9 @@ class Recording:
         )
         if not runs_ms:
             return None
-        # Simulated nodes run no containers and switch no users, so these are left out.
-        names = {each.name for each in fields(SubmittedSpec)} - {"image", "mounts", "run_as"}
+        # Simulated nodes run no programs, so these are left out.
+        left_out = {"image", "mounts", "run_as", "git_host"}
+        names = {each.name for each in fields(SubmittedSpec)} - left_out
         spec_fields = {name: getattr(event.spec, name) for name in names}
         return SimJob(
             submit_ms=event.submitted_at_ms,

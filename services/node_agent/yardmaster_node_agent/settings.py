@@ -12,7 +12,7 @@ from yardmaster_node_agent.executors.task_user import AUTO, MAX_ID, RANGE, SAME
 from yardmaster_packages.limits import ArtifactLimits
 from yardmaster_runtime.engine_gpus import GpuChoice
 from yardmaster_runtime.settings import ArtifactSettings, PackageSettings
-from yardmaster_schemas.fields import MAX_NAMES, MAX_SLOTS, Address, Labels, Name, Port
+from yardmaster_schemas.fields import MAX_NAMES, MAX_SLOTS, Address, GitHosts, Labels, Name, Port
 
 Milli = Annotated[int, Field(ge=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
@@ -23,10 +23,6 @@ ExecutorName = Literal["process", "auto", "simulated"]
 
 #: The name of a variable, or the prefix of names followed by `*`.
 PassedName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$", max_length=128)]
-
-GitHost = Annotated[
-    str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?(:[0-9]{1,5})?$", max_length=256)
-]
 
 #: The variables of the agent's own environment that tasks get by default: the locations of the
 #: machine's programs, the user, the locale and the time zone. Not passed to tasks:
@@ -180,7 +176,7 @@ class Settings(PackageSettings, ArtifactSettings):
     code_cache_bytes: PositiveInt = 10 * 2**30
     #: Hosts from which jobs may fetch git repositories, as JSON, with the port if it is not 443:
     #: `["git.example.org"]`. By default, there are none.
-    git_hosts: tuple[GitHost, ...] = Field(default=(), max_length=MAX_NAMES)
+    git_hosts: GitHosts = ()
     #: Bytes of all artifacts of one replica together; files beyond them are left out.
     max_artifact_bytes: PositiveInt = ArtifactLimits().total_bytes
     #: Artifacts of one replica; further files are left out.

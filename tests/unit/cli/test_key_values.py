@@ -75,10 +75,11 @@ def test_default_pools_and_the_node_types_of_a_kind_are_lists() -> None:
     }  # fmt: skip
     assert overlay(before, ["kind-node-types.inference=none"], PROJECT) == {"kind_node_types": {}}
     lists = ["images=python,team/", "mounts=datasets,scratch:rw", "users=7:7,8:8"]
+    lists.append("git-hosts=a.org,h:8443")
     for known in (POOL, PROJECT):
         assert overlay({}, lists, known) == {
             "images": ["python", "team/"], "mounts": ["datasets", "scratch:rw"],
-            "users": ["7:7", "8:8"],
+            "users": ["7:7", "8:8"], "git_hosts": ["a.org", "h:8443"],
         }  # fmt: skip
     assert overlay({}, ["pool-order=strict"], POOL) == {"pool_order": "strict"}
     assert overlay({}, ["gpu-placement=spread"], POOL) == {"gpu_placement": "spread"}

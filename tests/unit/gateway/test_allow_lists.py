@@ -1,4 +1,4 @@
-"""The allow-lists of images, mounts and users through the API."""
+"""The allow-lists of images, mounts, users and git hosts through the API."""
 
 from typing import Any
 
@@ -13,6 +13,7 @@ LISTS = {
     "images": ["python", "registry.example.org/team/"],
     "mounts": ["datasets", "scratch:rw"],
     "users": ["1500:100"],
+    "git_hosts": ["git.example.org", "127.0.0.1:8443"],
 }
 MOUNT = {"source": "scratch", "target": "/scratch", "read_only": False}
 
@@ -60,6 +61,17 @@ async def test_a_job_runs_as_a_user_of_the_list_and_shows_it(cell: GatewayCell) 
     assert shown["spec"]["run_as"] == {"uid": 1500, "gid": 100}
 
 
+async def test_a_commit_of_a_host_that_is_not_listed_is_refused_at_submit(
+    cell: GatewayCell,
+) -> None:
+    await cell.call("PUT", "/v1/projects/nlp", status=202, json=PROJECT | LISTS, headers=ANY)
+    for host, code in (("127.0.0.1:8443", None), ("127.0.0.1", "git_host_not_allowed")):
+        git = {"url": f"https://{host}/team/repo", "commit": "0f" * 20}
+        found = await refusal(cell, {"command": ["true"], "git": git})
+        assert found is None if code is None else found["code"] == code
+        assert found is None or (found["not_listed"], found["about"]) == (host, "nlp")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -69,6 +81,7 @@ async def test_a_job_runs_as_a_user_of_the_list_and_shows_it(cell: GatewayCell) 
         ("images", "python:3.12"),
         ("mounts", "a:ro"),
         ("mounts", "/srv"),
+        ("git_hosts", "https://h"),
     ],
 )
 @pytest.mark.parametrize(("path", "config"), [("projects/nlp", PROJECT), ("pools/default", POOL)])

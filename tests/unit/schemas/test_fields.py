@@ -49,6 +49,10 @@ STRINGS: dict[str, tuple[list[str], list[str]]] = {
     "Incarnation": (["5f0c1e2d3a4b"], ["5f0c1e2d3a4", "5F0C1E2D3A4B", "5f0c1e2d3a4bc"]),
     "Digest": (["0f" * 32], ["0f" * 31, "0F" * 32, "0f" * 33]),
     "CommitId": (["0f" * 20], ["0f" * 19, "0F" * 20, "main", "0f" * 21]),
+    "GitHost": (
+        ["git.example.org", "127.0.0.1:8443", "h"],
+        ["", "-c", "h:", "H", "h/x", "https://h", "a@h", "h:123456", "h x"],
+    ),
     "GitUrl": (
         ["https://h/x", "https://git.example.org:8443/team/repo.git", "https://10.0.0.7/~a/b_c"],
         [

@@ -1,8 +1,8 @@
-"""The allow-lists of projects and pools: the images, mounts and users that jobs may use.
+"""The allow-lists of projects and pools: the images, mounts, users and git hosts of jobs.
 
-An empty list of a pool, and an empty list of images, allows all; a project without a list of mounts
-or users allows none. So a job mounts a folder, or runs as a user that it names, only after an
-operator allowed it to its project.
+An empty list of a pool, and an empty list of images or git hosts, allows all; a project without a
+list of mounts or users allows none. So a job mounts a folder, or runs as a user that it names, only
+after an operator allowed it to its project.
 """
 
 from yardmaster_schemas.events.admissions import ListOwner, TaskRejectedV1
@@ -21,7 +21,10 @@ def not_listed(
     `config` is that of the pool or project `name`.
     """
     found = (
-        _image(request, config) or _mount(request, config, owner) or _user(request, config, owner)
+        _image(request, config)
+        or _mount(request, config, owner)
+        or _user(request, config, owner)
+        or _git(request, config)
     )
     if found is None:
         return None
@@ -62,3 +65,12 @@ def _user(
     if user is None or (owner is ListOwner.POOL and not config.users):
         return None
     return None if str(user) in config.users else (AdmissionCode.USER_NOT_ALLOWED, str(user))
+
+
+def _git(
+    request: TaskSubmittedV1, config: PoolConfig | ProjectConfig
+) -> tuple[AdmissionCode, str] | None:
+    host = request.spec.git_host
+    if host is None or not config.git_hosts or host in config.git_hosts:
+        return None
+    return AdmissionCode.GIT_HOST_NOT_ALLOWED, host

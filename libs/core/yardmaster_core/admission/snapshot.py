@@ -37,7 +37,7 @@ from yardmaster_schemas.events.requests import (
 from yardmaster_schemas.events.users import RoleInScope, TokenRecord
 
 #: The version of the format. Increase it when the dump or the text of a digest changes.
-FORMAT: Final = 7
+FORMAT: Final = 8
 
 
 def dump(state: AdmissionState) -> dict[str, Any]:

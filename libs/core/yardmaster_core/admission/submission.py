@@ -7,8 +7,8 @@ that were admitted before.
 A job that names no pools gets the first of these lists that is not empty: the default pools of its
 project, the default pools of the cell that the project may use, all pools that the project may use.
 
-The allow-lists of images, mounts and users belong to projects and pools, and both must allow a job.
-Of the pools that a job gets by default, it uses those whose lists allow it.
+The allow-lists of images, mounts, users and git hosts belong to projects and pools, and both must
+allow a job. Of the pools that a job gets by default, it uses those whose lists allow it.
 """
 
 from collections.abc import Sequence

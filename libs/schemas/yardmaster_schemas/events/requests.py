@@ -22,6 +22,8 @@ from yardmaster_schemas.fields import (
     CheckpointUri,
     Count,
     Digest,
+    GitHost,
+    GitHosts,
     JobId,
     Labels,
     LogId,
@@ -182,6 +184,8 @@ class SubmittedSpec:
     #: The folders of nodes that the container mounts.
     mounts: MountGrants = ()
     run_as: RunAs | None = None
+    #: The host of the repository of `run.git`.
+    git_host: GitHost | None = None
 
     def __post_init__(self) -> None:
         if self.layout is Layout.WHOLE_NODES:
@@ -300,6 +304,14 @@ class PoolConfig:
             "The users that jobs of this pool may run as (`run.run_as`), as UID:GID; empty: all "
             "that their projects may run as.",
             ["1500:1500"],
+        ),
+    )
+    git_hosts: GitHosts = field(
+        default=(),
+        metadata=about(
+            "The hosts of the git repositories that jobs of this pool may use; empty: all that "
+            "their projects may use.",
+            ["git.example.org"],
         ),
     )
 
@@ -501,6 +513,13 @@ class ProjectConfig:
             "The users that its jobs may run as (`run.run_as`), as UID:GID; empty: none, so that "
             "each task has a user of its node.",
             ["1500:1500"],
+        ),
+    )
+    git_hosts: GitHosts = field(
+        default=(),
+        metadata=about(
+            "The hosts of the git repositories that its jobs may use; empty: all that nodes allow.",
+            ["git.example.org"],
         ),
     )
 

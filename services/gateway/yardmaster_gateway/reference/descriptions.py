@@ -334,6 +334,7 @@ ANSWERS: Final[Texts] = {
     ),
     "uid": ("The number of the user.", 1500),
     "gid": ("The number of its group.", 1500),
+    "git_host": ("The host of the repository of its commit; null: none.", "git.example.org"),
     "SubmittedSpec.mounts": (
         "The folders of nodes that it mounts, with `:rw` also to write.",
         ["datasets", "scratch:rw"],
@@ -354,6 +355,8 @@ ANSWERS: Final[Texts] = {
     "kind": ("The kind of work.", "training"),
     "kind_node_types": FIELDS[ProjectConfig]["kind_node_types"],
     "kinds": FIELDS[ProjectConfig]["kinds"],
+    "PoolConfig.git_hosts": FIELDS[PoolConfig]["git_hosts"],
+    "ProjectConfig.git_hosts": FIELDS[ProjectConfig]["git_hosts"],
     "PoolConfig.images": FIELDS[PoolConfig]["images"],
     "PoolConfig.mounts": FIELDS[PoolConfig]["mounts"],
     "ProjectConfig.images": FIELDS[ProjectConfig]["images"],
@@ -408,7 +411,7 @@ ANSWERS: Final[Texts] = {
     "min_runtime_s": ("An attempt is not preempted before, in seconds.", 1200),
     "mode": ("How the log is stored.", "kafka"),
     "not_listed": (
-        "The image or folder that the allow-list does not contain.",
+        "The image, folder, user or git host that the allow-list does not contain.",
         "docker.io/library/python",
     ),
     "name": ("The name.", "default"),

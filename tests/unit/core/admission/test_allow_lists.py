@@ -1,4 +1,4 @@
-"""The allow-lists of images, mounts and users of projects and pools."""
+"""The allow-lists of images, mounts, users and git hosts of projects and pools."""
 
 from typing import Any
 
@@ -128,3 +128,26 @@ def test_an_admitted_job_stays_when_a_list_changes() -> None:
     quota.one(project_change(images=("team/",)))
     assert quota.state.unfinished("project", "nlp") == 1
     assert isinstance(quota.one(job(OTHER, image=PYTHON)), TaskRejectedV1)
+
+
+@pytest.mark.parametrize(
+    ("owner", "hosts", "allowed"),
+    [
+        ("project", (), True),
+        ("project", ("h:8443", "git.example.org"), True),
+        ("project", ("example.org",), False),
+        ("pool", ("git.example.org:8443",), False),
+    ],
+)
+def test_a_list_says_from_which_hosts_commits_are_fetched(
+    owner: str, hosts: tuple[str, ...], allowed: bool
+) -> None:
+    lists = {"git_hosts": hosts}
+    quota = cell(lists) if owner == "project" else cell(default=lists)
+    verdict = quota.one(job(git_host="git.example.org"))
+    if allowed:
+        assert isinstance(verdict, TaskAdmittedV1)
+    else:
+        name = "nlp" if owner == "project" else "default"
+        assert refusal(verdict) == (Code.GIT_HOST_NOT_ALLOWED, "git.example.org", owner, name)
+    assert isinstance(quota.one(job(OTHER)), TaskAdmittedV1)

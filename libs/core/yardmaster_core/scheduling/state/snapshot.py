@@ -41,7 +41,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import PolicyStop, StartFailure, Stop, Wait
 
-FORMAT: Final = 12
+FORMAT: Final = 13
 Plain = dict[str, Any]
 
 
