@@ -77,12 +77,18 @@ class NodeCapacity:
         return not self.disabled or min(self.slots) >= 0
 
     def supports(self, shape: Shape) -> bool:
-        """Whether the CPU and memory suffice for one replica of `shape`."""
-        return self.cpu_milli >= shape.cpu_milli and self.memory_mib >= shape.memory_mib
+        """Whether the CPU and memory suffice for one replica of `shape`.
+
+        They are negative while a task holds what is reserved for another one. Then a replica that
+        requests none of them still fits.
+        """
+        cpu, memory = shape.cpu_milli, shape.memory_mib
+        return (not cpu or self.cpu_milli >= cpu) and (not memory or self.memory_mib >= memory)
 
     def holds(self, shape: Shape) -> bool:
         """Whether one replica of `shape` fits."""
-        if self.cpu_milli < shape.cpu_milli or self.memory_mib < shape.memory_mib:
+        cpu, memory = shape.cpu_milli, shape.memory_mib
+        if (cpu and self.cpu_milli < cpu) or (memory and self.memory_mib < memory):
             return False
         milli = shape.gpu_milli
         if milli == WHOLE:

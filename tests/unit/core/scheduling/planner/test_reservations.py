@@ -326,6 +326,23 @@ def test_a_task_takes_over_reserved_slots_when_another_owner_took_the_idle_ones(
     assert_sound(cell.state)
 
 
+def test_a_task_that_requests_no_cpus_starts_while_reserved_cpus_are_still_held() -> None:
+    cell = Cell()
+    cell.pool("main", policy="quota")
+    cell.entitle("p", quotas={"main": Quota(deserved_milli=0)})
+    cell.entitle("q", quotas={"main": Quota(deserved_milli=4000)})
+    cell.node("n1", gpus=4, cpu_milli=8000)
+    held = Resources(gpus=1, gpu_milli=1000, cpu_milli=6000)
+    cell.submit("low", resources=held, project="p", grace_s=600)
+    running(cell, "low")
+    cell.submit("top", resources=held, project="q")
+    assert stopped(cell.cycle()) == ["low"]
+    cell.submit("cpus", resources=Resources(gpus=1, gpu_milli=1000, cpu_milli=1), project="q")
+    cell.submit("none", resources=Resources(gpus=1, gpu_milli=1000), project="q")
+    assert started(cell.cycle()) == ["none"]
+    assert_sound(cell.state)
+
+
 def victims_release_for(cell: Cell, name: str, **spec: Any) -> None:
     """Fill n1 with `low`, which releases its slots for the job `name` in 600 s."""
     cell.node("n1", gpus=4)
