@@ -118,6 +118,8 @@ def test_output_is_compared_in_order_with_ids_and_numbers_left_open() -> None:
     assert missing(["9zq7w2mz9c1x.0 running 3 s", "step 7"], printed) == []
     assert missing(["step 7", "9zq7w2mz9c1x.0 running"], printed) == ["9zq7w2mz9c1x.0 running"]
     assert missing(["step 7, lost"], printed) == ["step 7, lost"]
+    assert missing(["8 details checked"], "1 detail checked\n") == []
+    assert missing(["8 details lost"], "1 detail checked\n") == ["8 details lost"]
 
 
 def test_errors_hints_and_warnings_that_a_page_leaves_out_are_found() -> None:
