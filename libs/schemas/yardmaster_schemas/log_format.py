@@ -5,9 +5,9 @@ in the file `format` of the data directory of `yard up`. A log of another format
 anything is read from it or written to it. Until release 0.1 is tagged, each change after which
 older logs cannot be read increases the number; no log is converted.
 
-Development versions used the formats 1 to 14.
+Development versions used the formats 1 to 15.
 """
 
 from typing import Final
 
-LOG_FORMAT: Final = 15
+LOG_FORMAT: Final = 16

@@ -317,6 +317,8 @@ def _workload(state: ClusterState, pool: Pool) -> None:
             fresh.add(job.shape, job.spec.tasks)
     counts = pool.workload.counts
     assert all(counts[of] >= number for of, number in fresh.counts.items())
+    loaded = WorkloadCounter.load(pool.workload.dump())
+    assert loaded.facts() == pool.workload.facts(), f"the hash of requests in {pool.name} is wrong"
 
 
 def _shares(state: ClusterState, pool: Pool) -> None:

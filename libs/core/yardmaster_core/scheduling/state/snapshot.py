@@ -73,7 +73,7 @@ def dump(state: ClusterState) -> Plain:
                 "revision": p.revision,
                 "config": _or_none(p.config),
                 "index": dict(p.index.dump()),
-                "workload": p.workload.facts(),
+                "workload": p.workload.dump(),
                 **_dump_shares(p),
                 **_dump_user_ranks(p),
             }

@@ -15,6 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 
 #: cpu_milli, memory_mib, GPUs, gpu_milli of each, node types (empty: any) of one replica.
@@ -36,11 +37,12 @@ class Workload:
 
     __slots__ = (
         *("_above", "_cpu", "_gpus", "_cache", "_memory", "_of_slots", "_of_type", "_types"),
-        *("_weights", "counts", "total"),
+        *("_weights", "counts", "hash", "total"),
     )
 
     def __init__(self, counts: Mapping[Class, int]) -> None:
         self.counts = counts
+        self.hash = _hash(counts)
         #: Includes replicas without GPUs, to which all free GPU is useless.
         self.total = sum(counts.values())
         classes = [one for one in counts if one[2]]
@@ -127,17 +129,26 @@ def _steps(requested: Sequence[int]) -> tuple[list[int], list[int]]:
     return amounts, enough
 
 
+def _hash(counts: Mapping[Class, int]) -> int:
+    return sum(_row_hash(one, number) for one, number in counts.items()) % MODULUS
+
+
+def _row_hash(one: Class, number: int) -> int:
+    return row_hash(repr((one, number)))
+
+
 NO_WORKLOAD: Final = Workload({})
 
 
 class WorkloadCounter:
     """Counts the requests of a pool's tasks; placement uses `workload`."""
 
-    __slots__ = ("_total", "_total_used", "counts", "workload")
+    __slots__ = ("_hash", "_total", "_total_used", "counts", "workload")
 
     def __init__(self) -> None:
-        #: Requested replicas of each class.
+        #: Requested replicas of each class, and the sum of the hashes of these rows.
         self.counts: dict[Class, int] = {}
+        self._hash = 0
         self._total = 0
         #: The total of `workload`.
         self._total_used = 0
@@ -150,22 +161,32 @@ class WorkloadCounter:
         counts = self.counts
         if requested not in counts and len(counts) >= COUNTED:
             self.counts = counts = self._most_requested(COUNTED // 2)
-        counts[requested] = counts.get(requested, 0) + tasks * shape.replicas
+            self._hash = _hash(counts)
+        before = counts.get(requested, 0)
+        if before:
+            self._hash -= _row_hash(requested, before)
+        counts[requested] = before + tasks * shape.replicas
+        self._hash = (self._hash + _row_hash(requested, counts[requested])) % MODULUS
         self._total += tasks * shape.replicas
         if 2 * self._total >= 3 * self._total_used:
             self._total_used = self._total
             self.workload = Workload(self._most_requested(CLASSES))
 
-    def facts(self) -> list[Any]:
+    def facts(self) -> tuple[str, int, int, str]:
+        """A summary of all that later placements depend on; it costs the same for any counts."""
+        return f"{self._hash:x}", self._total, self._total_used, f"{self.workload.hash:x}"
+
+    def dump(self) -> list[Any]:
         """All that later placements depend on, as plain JSON."""
         return [_plain(self.counts), self._total, self._total_used, _plain(self.workload.counts)]
 
     @classmethod
-    def load(cls, facts: list[Any]) -> "WorkloadCounter":
-        """The counter that has these facts."""
+    def load(cls, dump: list[Any]) -> "WorkloadCounter":
+        """The counter that `dump` described."""
         counter = cls()
-        counts, counter._total, counter._total_used, used = facts
+        counts, counter._total, counter._total_used, used = dump
         counter.counts = _counts(counts)
+        counter._hash = _hash(counter.counts)
         counter.workload = Workload(_counts(used)) if used else NO_WORKLOAD
         return counter
 

@@ -185,6 +185,20 @@ def test_the_most_requested_classes_count_and_rare_ones_are_forgotten() -> None:
     assert counter.counts[5_000, 0, 2, 1000, ()] == 3 * COUNTED
     assert len(counter.workload.counts) == CLASSES
     assert (5_000, 0, 2, 1000, ()) in counter.workload.counts
+    assert WorkloadCounter.load(counter.dump()).facts() == counter.facts()
+
+
+def test_each_counted_request_changes_what_the_digest_covers() -> None:
+    counter = WorkloadCounter()
+    for number in range(10):
+        counter.add(shape(Resources(gpus=1, gpu_milli=1000, cpu_milli=number)), 10)
+    seen = {counter.facts()}
+    for dump in (counter.dump() for _ in range(2)):
+        for row in dump[0]:
+            row[-1] += 1
+            seen.add(WorkloadCounter.load(dump).facts())
+            row[-1] -= 1
+    assert len(seen) == 11
 
 
 def test_a_pool_that_switches_to_fgd_counts_jobs_admitted_before() -> None:
