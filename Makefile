@@ -85,7 +85,7 @@ lint: install ## check style, types and imports between packages; changes nothin
 	$(BIN)/mypy $(CHECKED)
 	$(BIN)/lint-imports
 
-tools: ## build helm, kustomize and promtool for the tests of deploy/, which are skipped without them
+tools: ## build helm, kustomize, promtool and a control plane of Kubernetes; tests that need one are skipped without it
 	nice deploy/ci/go_tool.sh build
 
 docs: install ## build the documentation into build/docs; fails on a broken link

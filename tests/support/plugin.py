@@ -12,7 +12,10 @@ from tests.support.containers import KafkaContainer, RedisContainer
 from tests.support.docker_engine import OwnEngine, can_start, own_engine
 from tests.support.half_open import collect_half_open
 from tests.support.kafka_broker import KafkaBroker
+from tests.support.kubernetes.control_plane import admin, control_plane, namespace
 from tests.support.redis_server import RedisServer
+
+__all__ = ["admin", "control_plane", "namespace"]
 
 
 @pytest.fixture(scope="session")
