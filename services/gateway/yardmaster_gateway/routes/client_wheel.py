@@ -28,7 +28,8 @@ router = APIRouter()
 #: The import packages of the distribution; pyproject.toml lists the same packages.
 PACKAGES: Final = (
     *("yardmaster", "yardmaster_cli", "yardmaster_core", "yardmaster_eventlog"),
-    *("yardmaster_gateway", "yardmaster_localcluster", "yardmaster_node_agent"),
+    *("yardmaster_gateway", "yardmaster_kubernetes", "yardmaster_localcluster"),
+    "yardmaster_node_agent",
     *("yardmaster_packages", "yardmaster_projections", "yardmaster_quota", "yardmaster_runtime"),
     *("yardmaster_scheduler", "yardmaster_schemas", "yardmaster_simulation", "yardmaster_views"),
 )
