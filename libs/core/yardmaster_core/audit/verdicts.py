@@ -1,9 +1,12 @@
-"""Quota's guarantee: every consumed request gets exactly one verdict (S8)."""
+"""Quota's guarantees: every consumed request gets exactly one verdict, and a job is admitted only
+with what the allow-lists contain (S8).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from yardmaster_core.audit.allow_lists import AllowLists
 from yardmaster_core.audit.findings import FedRecord, Report
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.admissions import (
@@ -108,6 +111,8 @@ _VERDICTS: Final = frozenset(GRANTS.values()) | {TaskRejectedV1.TYPE, RequestRef
 class _Request:
     type: str
     fed: FedRecord
+    #: The job of a submission without a verdict.
+    submitted: TaskSubmittedV1 | None = None
     verdict: str | None = None
 
 
@@ -116,6 +121,7 @@ class Verdicts:
 
     def __init__(self, report: Report) -> None:
         self.report = report
+        self._lists = AllowLists()
         self.requests: dict[str, _Request] = {}
         #: Requests without a verdict, by id.
         self.waiting: dict[str, _Request] = {}
@@ -126,11 +132,13 @@ class Verdicts:
         """Note a request that was consumed and not refused."""
         if envelope.type not in GRANTS or envelope.id in self.requests:
             return  # LogCreated gets no verdict; a repeated request changes nothing
-        request = _Request(envelope.type, fed)
+        job = envelope.data if isinstance(envelope.data, TaskSubmittedV1) else None
+        request = _Request(envelope.type, fed, job)
         self.requests[envelope.id] = self.waiting[envelope.id] = request
 
     def decide(self, fed: FedRecord, envelope: Envelope[Any]) -> None:
         """Check one record of a counted cycle of quota."""
+        self._lists.decide(envelope.data)
         if envelope.type not in _VERDICTS:
             return
         request = self.requests.get(envelope.cause or "")
@@ -154,7 +162,10 @@ class Verdicts:
             self.report.add(
                 "S8", fed, f"{envelope.type} is not a verdict on {request.type} {envelope.cause}"
             )
-        request.verdict = envelope.type
+        if isinstance(envelope.data, TaskAdmittedV1) and request.submitted is not None:
+            for fault in self._lists.faults(request.submitted.spec, envelope.data):
+                self.report.add("S8", fed, f"job {envelope.data.job_id} was admitted: {fault}")
+        request.verdict, request.submitted = envelope.type, None
         self.waiting.pop(envelope.cause or "", None)
         match envelope.data:
             case RequestRefusedV1(request_type=named) if named != request.type:
