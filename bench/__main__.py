@@ -142,11 +142,11 @@ def _embedded(quick: bool) -> list[Row]:
     return embedded.rows(quick)
 
 
-def _containers(finished: int, running: int) -> Callable[[bool], list[Row]]:
+def _containers(*sizes: tuple[int, int]) -> Callable[[bool], list[Row]]:
     def run(quick: bool) -> list[Row]:
         from bench import containers
 
-        return containers.rows(finished, running, quick)
+        return containers.rows(sizes[:1] if quick else sizes, quick)
 
     return run
 
@@ -281,7 +281,7 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     ("saturation-100", "cluster", False, _cluster("saturation", 20_000, 100, 16)),
     ("takeover", "cluster", False, _cluster("takeover", 3)),
     ("restart-100k", "cluster", False, _cluster("restart", 100_000)),
-    ("containers", "containers", False, _containers(1_000, 100)),
+    ("containers", "containers", False, _containers((125, 13), (250, 25), (500, 50), (1_000, 100))),
 )
 
 

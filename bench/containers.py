@@ -9,6 +9,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,20 +24,23 @@ RUNS: Final = 21
 AIM_S: Final = 1.5
 #: The aim of the agent's part of a core at rest.
 AIM_PERCENT: Final = 5
-REST_S: Final = 20
+REST_S: Final = 60
 #: Replicas that are started together; more would wait for each other.
 AT_ONCE: Final = 10
 
 
-def rows(finished: int, running: int, quick: bool) -> list[Row]:
-    """The start of containers and processes, and the cost at rest of an agent with many."""
+def rows(sizes: Sequence[tuple[int, int]], quick: bool) -> list[Row]:
+    """The start of containers and processes, and the cost at rest of an agent with many.
+
+    `sizes`: numbers of finished and of running containers, which rise.
+    """
     if not is_there(CONTAINER_IMAGE):
         print(f"containers are left out: Docker has no image {CONTAINER_IMAGE}", file=sys.stderr)
         return []
-    return asyncio.run(_rows(finished, running, 5 if quick else RUNS))
+    return asyncio.run(_rows(sizes, 5 if quick else RUNS))
 
 
-async def _rows(finished: int, running: int, runs: int) -> list[Row]:
+async def _rows(sizes: Sequence[tuple[int, int]], runs: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         cell = await AgentCell(Path(folder, "n1")).open()
         defaults = Settings(node="n1", data_dir=Path(folder))
@@ -44,7 +48,7 @@ async def _rows(finished: int, running: int, runs: int) -> list[Row]:
             executor="auto",
             tick_s=defaults.tick_s,
             heartbeat_s=defaults.heartbeat_s,
-            kept_directories=finished,
+            kept_directories=sizes[-1][0] + 2 * runs,
         )
         async with cell.agent():
             found = [
@@ -52,17 +56,27 @@ async def _rows(finished: int, running: int, runs: int) -> list[Row]:
                 await _start(cell, "container", _in_image("echo out"), runs),
                 await _rest(cell, 0, 0),
             ]
-            for started in range(0, finished, AT_ONCE):
-                count = min(AT_ONCE, finished - started)
-                tasks = [await cell.allocate(_in_image("true")) for _ in range(count)]
-                for task in tasks:
-                    await cell.ended(task)
-            for _ in range(running):
-                await cell.until_output(await cell.allocate(_in_image("echo up; sleep 9000")), "up")
-            found.append(await _rest(cell, finished, running))
+            before = (0, 0)
+            for finished, running in sizes:
+                for count in _batches(finished - before[0]):
+                    tasks = [await cell.allocate(_in_image("true")) for _ in range(count)]
+                    for task in tasks:
+                        await cell.ended(task)
+                for count in _batches(running - before[1]):
+                    run = _in_image("echo up; sleep 9000")
+                    tasks = [await cell.allocate(run) for _ in range(count)]
+                    for task in tasks:
+                        await cell.until_output(task, "up")
+                found.append(await _rest(cell, finished, running))
+                before = (finished, running)
         await cell.ports().executor.sweep()
         await cell.log.close()
     return found
+
+
+def _batches(count: int) -> list[int]:
+    """Return numbers of at most `AT_ONCE` with a sum."""
+    return [min(AT_ONCE, count - begun) for begun in range(0, count, AT_ONCE)]
 
 
 def _in_image(script: str) -> Run:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +14,8 @@ class FakeEngine:
 
     It has any image, and the containers in `containers`, by their names and ids. `created` has the
     descriptions of those that it was asked to create. `log`: what it sends as the output of any
-    container, each chunk by itself.
+    container, each chunk by itself. `open`: it leaves followed output open then; then a
+    line follows every 10 ms in the streams of `steady`. `running`: the ids that it lists.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -23,6 +24,9 @@ class FakeEngine:
         self.body: bytes | None = None
         self.asked: list[str] = []
         self.log: list[bytes] = []
+        self.open = False
+        self.steady: frozenset[str] = frozenset()
+        self.running: list[str] = []
         #: Further fields of its answers to `/version` and `/info`.
         self.version: dict[str, Any] = {}
         self.info: dict[str, Any] = {}
@@ -41,12 +45,26 @@ class FakeEngine:
             status, body = self.answer(path, await reader.readexactly(size))
             if "/logs" in path:
                 writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-                for chunk in (*self.log, b""):
+                async for chunk in self.output(path, reader):
                     writer.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
             else:
                 writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
                 writer.write(body)
         writer.close()
+
+    async def output(self, path: str, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+        """Yield the chunks of an answer for output; the last one is empty."""
+        for chunk in self.log:
+            yield chunk
+        if self.open and "follow=true" in path:
+            at = 0
+            while not reader.at_eof():  # the agent has closed the connection
+                if any(f"{stream}=true" in path for stream in self.steady):
+                    at += 1
+                    yield frame(b"2026-11-27T22:00:00.%09dZ line\n" % at)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), 0.01)
+        yield b""
 
     def answer(self, path: str, sent: bytes) -> tuple[int, bytes]:
         """Return the status and the body for a path with its query, and the body of the request."""
@@ -63,7 +81,7 @@ class FakeEngine:
         if "/logs" in path:
             return 200, b""
         if "/containers/json" in path:
-            return 200, b"[]"
+            return 200, json.dumps([{"Id": each} for each in self.running]).encode()
         if "/events" in path:
             return 200, b""
         if "/containers/" in path and (found := self.containers.get(path.split("/")[3])):

@@ -88,7 +88,7 @@ class OutputShipper:
             self.skip_to_tail(files)
         lines, self._lines = self._lines, []
         records = self._agent_records(files, lines)
-        if files is not None and (output.tail or not output.cut):
+        if files is not None and self._has_new(files):
             pieces = self._gather(files, final, records)
             if pieces:
                 output.last, self._arrived = tuple(pieces), False
@@ -101,12 +101,20 @@ class OutputShipper:
         self._arrived = True
         return True
 
+    def has_work(self, files: ReplicaFiles) -> bool:
+        """Return whether there is anything that `ship` may append."""
+        return bool(self._lines) or not self._arrived or self._has_new(files)
+
     def behind(self, files: ReplicaFiles) -> bool:
         """Return whether there is at least a whole piece of output that is to be shipped now."""
-        if self._replica.output.cut:
+        return not self._replica.output.cut and self._has_new(files, PIECE_BYTES)
+
+    def _has_new(self, files: ReplicaFiles, count: int = 1) -> bool:
+        """Return whether a stream has `count` bytes or more that are to be shipped."""
+        if self._replica.output.cut and not self._replica.output.tail:
             return False
         positions = zip(_STREAMS, self._positions, strict=True)
-        return any(files.output_size(name) - at >= PIECE_BYTES for name, at in positions)
+        return any(files.output_size(name) - at >= count for name, at in positions)
 
     def skip_to_tail(self, files: ReplicaFiles) -> None:
         """Skip all output that is not shipped yet, except the newest bytes of both streams (tail).

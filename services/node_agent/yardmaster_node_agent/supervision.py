@@ -126,6 +126,8 @@ class Supervision:
         self._ignored = ""
         #: Why the node has no capacity for the replica; None if it has.
         self.refused: str | None = None
+        #: Set when there may be output to ship.
+        self._has_output = asyncio.Event()
         self._stop_changed = asyncio.Event()
         self._stopping = asyncio.Event()
         if replica.stop is not None:
@@ -489,17 +491,20 @@ class Supervision:
         """At every tick, read the checkpoint file and limit the disk space of the output files.
 
         The files keep the bytes that may be shipped, even if the log is unavailable for a long
-        time.
+        time. A node may have hundreds of replicas, so a tick without news must cost little.
         """
         while True:
             await self._clock.sleep(self._context.settings.tick_s)
             self._read_checkpoint_file(execution)
             self._output.bound(execution.files)
+            if self._output.has_work(execution.files):
+                self._has_output.set()
 
     async def _ship_output(self, execution: Execution) -> None:
-        """Ship the output at every tick. This is not part of `_poll_files`: appends may be slow."""
+        """Ship what a tick finds. This is not part of `_poll_files`: appends may be slow."""
         while True:
-            await self._clock.sleep(self._context.settings.tick_s)
+            await self._has_output.wait()
+            self._has_output.clear()
             for _ in range(BATCHES_A_TICK):
                 shipped = await self._output.ship(execution.files)
                 if not (shipped and self._output.behind(execution.files)):

@@ -28,6 +28,7 @@ _KEEP_SIZE: Final = 0x01
 _PUNCH_HOLE: Final = 0x02
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _USER: Final = TypeAdapter(TaskUser)
+_STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
 
 
 class ReplicaDirectory:
@@ -44,6 +45,7 @@ class ReplicaDirectory:
         self.path = path
         self._apart = apart
         self._noted: tuple[int, int, int, int] | None = None
+        self._known_checkpoint_file: Path | None = None
 
     @property
     def paths(self) -> Paths:
@@ -55,9 +57,14 @@ class ReplicaDirectory:
         # The task replaces the file, so it must be able to write the file's folder: this is `task`
         # if the task cannot write all of the directory. An existing directory keeps its folder if
         # the setting changed.
-        shared = self.path / "task"
-        new = self._apart and not self.exists
-        return (shared if new or shared.is_dir() else self.path) / "checkpoint.json"
+        if self._known_checkpoint_file is not None:
+            return self._known_checkpoint_file
+        shared, new = self.path / "task", not self.exists
+        shares = self._apart if new else shared.is_dir()
+        path = (shared if shares else self.path) / "checkpoint.json"
+        if not new:
+            self._known_checkpoint_file = path
+        return path
 
     @property
     def exists(self) -> bool:
@@ -182,20 +189,18 @@ class ReplicaDirectory:
             CheckpointFileUnusable: once for each file that is not the task's own regular file.
         """
         path = self._checkpoint_file
+        try:
+            status = path.lstat()
+        except OSError:
+            return None
+        if _mark(status) == self._noted:
+            return None
         descriptor = None
         try:
-            descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
-            status = os.fstat(descriptor)
-        except OSError:
-            try:
-                status = path.lstat()
-            except OSError:
-                return None
-        try:
-            mark = (status.st_ino, status.st_mtime_ns, status.st_size, status.st_nlink)
-            if mark == self._noted:
-                return None
-            self._noted = mark
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
+                status = os.fstat(descriptor)
+            self._noted = _mark(status)
             found = self._foreign(status)
             if found is not None:
                 raise CheckpointFileUnusable(found)
@@ -225,8 +230,8 @@ class ReplicaDirectory:
 
     def output_size(self, stream: StreamName) -> int:
         """Return the size of an output file, with the bytes that were freed; 0 without one."""
-        with self._opened(stream, os.O_RDONLY) as descriptor:
-            return 0 if descriptor is None else os.fstat(descriptor).st_size
+        status = self._output_status(stream)
+        return 0 if status is None else status.st_size
 
     def bound_output(self, head: int, tail: int) -> bool:
         """Free the disk space between the first and the newest bytes of each output file.
@@ -238,15 +243,16 @@ class ReplicaDirectory:
         output then follows these bytes, and the output in between is lost.
         """
         sparse = True
-        for stream in ("stdout", "stderr"):
+        for stream in _STREAMS:
+            status = self._output_status(stream)
+            if status is None:
+                continue
+            between = status.st_size - head - tail
+            # Free space only in large steps, not after every few bytes that a task writes.
+            if between <= 0 or status.st_blocks * BLOCK_BYTES <= head + tail + SLACK_BYTES:
+                continue
             with self._opened(stream, os.O_WRONLY) as descriptor:
                 if descriptor is None:
-                    continue
-                status = os.fstat(descriptor)
-                between = status.st_size - head - tail
-                stored = status.st_blocks * BLOCK_BYTES
-                # Free space only in large steps, not after every few bytes that a task writes.
-                if between <= 0 or stored <= head + tail + SLACK_BYTES:
                     continue
                 try:
                     _punch_hole(descriptor, head, between)
@@ -254,6 +260,14 @@ class ReplicaDirectory:
                     os.ftruncate(descriptor, head + tail)
                     sparse = False
         return sparse
+
+    def _output_status(self, stream: StreamName) -> os.stat_result | None:
+        """Return the status of an output file; None if there is no regular file of that name."""
+        try:
+            status = os.lstat(f"{self.path}/{stream}")
+        except OSError:
+            return None
+        return status if stat.S_ISREG(status.st_mode) else None
 
     def _read(self, name: str, start: int, size: int) -> bytes:
         with self._opened(name, os.O_RDONLY) as descriptor:
@@ -294,6 +308,11 @@ class ReplicaDirectory:
         for path in (removed, self._draft):
             shutil.rmtree(path, ignore_errors=True)
         return not any(map(os.path.lexists, (self.path, removed)))
+
+
+def _mark(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return what changes when the file does."""
+    return (status.st_ino, status.st_mtime_ns, status.st_size, status.st_nlink)
 
 
 def _punch_hole(descriptor: int, start: int, size: int) -> None:

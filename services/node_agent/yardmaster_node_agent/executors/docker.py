@@ -29,11 +29,13 @@ from yardmaster_node_agent.agent_state import Exit, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.directory import ReplicaDirectory
 from yardmaster_node_agent.executors.engine import (
+    ANSWER_S,
     PROBE_S,
     Engine,
     EngineAway,
     EngineRefused,
     LogUnreadable,
+    OutputIdle,
     seconds_of,
 )
 from yardmaster_node_agent.executors.guarding import Guarding
@@ -55,6 +57,7 @@ from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.engine_api import FOLDER_LABEL, OWNER_LABEL
 from yardmaster_runtime.engine_gpus import GpuChoice
 from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_runtime.waiting import first_of, together
 from yardmaster_schemas.events.details import PullPolicy, Run
 from yardmaster_schemas.events.node_events import ExecutorKind, Isolation, RunIdentity, RunKind
 
@@ -80,6 +83,10 @@ _STREAMS: Final[tuple[StreamName, StreamName]] = ("stdout", "stderr")
 
 #: How often the log of an ended container is read when the engine cannot; about 24 s in all.
 LOG_TRIES: Final = 8
+#: The longest seconds without output after which the engine is asked for a stream again.
+LONGEST_IDLE_S: Final = 480.0
+#: Seconds for which an answer about all running containers counts.
+FRESH_S: Final = 5.0
 #: Seconds between two searches for containers that the engine created for a killed agent.
 ORPHANS_S: Final = 60.0
 
@@ -149,6 +156,27 @@ class _Patience:
         await self.clock.sleep(PAUSES_S[min(tries, len(PAUSES_S) - 1)])
 
 
+class RunningContainers:
+    """The containers of an agent that run, by one request for all of them."""
+
+    def __init__(self, engine: Engine, patience: _Patience, label: Callable[[], str]) -> None:
+        self._engine = engine
+        self._patience = patience
+        self._label = label
+        self._lock = asyncio.Lock()
+        self._read_s = -math.inf
+        self._ids: frozenset[str] = frozenset()
+
+    async def has(self, container_id: str) -> bool:
+        """Return whether a container ran at some time in the last `FRESH_S` seconds."""
+        clock = self._patience.clock
+        async with self._lock:
+            if clock.monotonic_s() - self._read_s > FRESH_S:
+                ids = await self._patience.answer(lambda: self._engine.running(self._label()))
+                self._read_s, self._ids = clock.monotonic_s(), frozenset(ids)
+        return container_id in self._ids
+
+
 class ContainerExecution:
     """A replica in its container."""
 
@@ -159,9 +187,11 @@ class ContainerExecution:
         directory: ReplicaDirectory,
         identity: RunIdentity,
         guarding: Guarding,
+        running: RunningContainers,
     ) -> None:
         self.identity = identity
         self._guarding = guarding
+        self._running = running
         self._engine = engine
         self._patience = patience
         self.files = directory
@@ -173,7 +203,9 @@ class ContainerExecution:
         """
         tries = 0
         while True:
-            readable = await asyncio.gather(*(self._copy(stream) for stream in _STREAMS))
+            readable: dict[StreamName, bool] = {}
+            copies = (self._copy(stream, readable) for stream in _STREAMS)
+            await first_of(together(*copies), self._until_not_running())
             copied_ms = self._patience.clock.now_ms()
             found = await self._patience.answer(lambda: self._engine.inspect(self.identity.id))
             if found is None:
@@ -181,8 +213,9 @@ class ContainerExecution:
                 return Exit(signal=signal.SIGKILL, lost=True)
             if _has_ended(found["State"]):
                 # The engine may end a stream before it has sent the last output.
-                readable += [await self._copy_rest(stream) for stream in _STREAMS]
-                exit_ = replace(_exit_of(found["State"]), output_doubtful=not all(readable))
+                rest = [await self._copy_rest(stream) for stream in _STREAMS]
+                doubtful = not all((*readable.values(), *rest))
+                exit_ = replace(_exit_of(found["State"]), output_doubtful=doubtful)
                 by_engine = partial(self._by_engine, found, exit_, copied_ms)
                 self._guarding.release(self.files)
                 return replace(
@@ -238,22 +271,39 @@ class ContainerExecution:
         """SIGKILL the container's init process, and with it all others."""
         await self.signal(signal.SIGKILL)
 
-    async def _copy(self, stream: StreamName) -> bool:
+    async def _until_not_running(self) -> None:
+        """Wait until the container does not run: an engine may leave a stream open then."""
+        while True:
+            await self._patience.clock.sleep(ANSWER_S)
+            if not await self._running.has(self.identity.id):
+                return
+
+    async def _copy(self, stream: StreamName, readable: dict[StreamName, bool]) -> None:
         """Copy new output of a stream until the engine sends no more, or is away.
 
-        Return False if the engine could not read its log.
+        Then say in `readable` whether the engine could read its log. A stream without output is
+        asked for again, ever more rarely, in case the engine has ceased to send it; but not if the
+        copy of the other stream has ended.
         """
-        if not self.files.exists:
-            return True
-        spool = Spool(self.files.path / stream)
         try:
-            while not await self._follow(stream, spool):
-                await self._read(stream, spool)
+            spool, idle_s = Spool(self.files.path / stream), ANSWER_S
+            while self.files.exists:
+                size = self.files.output_size(stream)
+                try:
+                    if await self._follow(stream, spool, idle_s):
+                        break
+                except OutputIdle:
+                    if readable:
+                        break
+                    quiet = self.files.output_size(stream) == size
+                    idle_s = min(2 * idle_s, LONGEST_IDLE_S) if quiet else ANSWER_S
+                else:
+                    await self._read(stream, spool)
         except LogUnreadable:
-            return False
+            readable[stream] = False
         except EngineAway:
             pass
-        return True
+        readable.setdefault(stream, True)
 
     async def _copy_rest(self, stream: StreamName) -> bool:
         """Copy the rest of a stream of the ended container; return False if a try failed.
@@ -275,12 +325,16 @@ class ContainerExecution:
                 return tries == 0
         return False
 
-    async def _follow(self, stream: StreamName, spool: Spool) -> bool:
+    async def _follow(self, stream: StreamName, spool: Spool, idle_s: float) -> bool:
         """Copy output as it comes; return False if the log must be read before more is copied.
 
-        Raises: EngineAway.
+        Raises:
+            OutputIdle: nothing came for `idle_s`.
+            EngineAway.
         """
-        output = self._engine.output(self.identity.id, stream, spool.begin(), follow=True)
+        output = self._engine.output(
+            self.identity.id, stream, spool.begin(), follow=True, idle_s=idle_s
+        )
         async with aclosing(output):
             async for parts in output:
                 if not spool.follow(parts):
@@ -339,6 +393,7 @@ class DockerExecutor:
         self._root = root.absolute()
         self._engine = engine
         self._patience = _Patience(clock, telemetry)
+        self._running = RunningContainers(engine, self._patience, self._owner_label)
         self._network = network
         self._api_socket = api_socket
         self._guarding = guarding
@@ -531,7 +586,10 @@ class DockerExecutor:
 
     def _labels(self) -> list[str]:
         """Return the labels of all containers of this agent's data directory."""
-        return [f"{OWNER_LABEL}={self._owner()}", f"{FOLDER_LABEL}={self._root}"]
+        return [self._owner_label(), f"{FOLDER_LABEL}={self._root}"]
+
+    def _owner_label(self) -> str:
+        return f"{OWNER_LABEL}={self._owner()}"
 
     async def _remove_orphans(self) -> None:
         """Remove containers without a directory that never started, at most every `ORPHANS_S`.
@@ -545,7 +603,7 @@ class DockerExecutor:
         if now_s < self._orphans_at_s:
             return
         self._orphans_at_s = now_s + ORPHANS_S
-        for each in await self._engine.labelled(*self._labels(), status="created"):
+        for each in await self._engine.labelled(*self._labels(), statuses=["created"]):
             found = await self._engine.inspect(each)
             if found is None:
                 continue
@@ -581,7 +639,9 @@ class DockerExecutor:
             self._host = self._host or await self._patience.answer(self._engine.identity)
         identity = RunIdentity(kind=RunKind.CONTAINER, id=container_id, host=host or self._host)
         directory = self._directory(key)
-        return ContainerExecution(self._engine, self._patience, directory, identity, self._guarding)
+        return ContainerExecution(
+            self._engine, self._patience, directory, identity, self._guarding, self._running
+        )
 
     def _directory(self, key: ReplicaKey) -> ReplicaDirectory:
         return ReplicaDirectory(self._root / str(key), apart=True)

@@ -65,6 +65,10 @@ class EngineAway(Exception):
     """
 
 
+class OutputIdle(EngineAway):
+    """No output came for a while: there is none, or the engine has ceased to send it."""
+
+
 class LogUnreadable(EngineAway):
     """The engine cannot read more of its log of a container; the message is the engine's."""
 
@@ -231,33 +235,47 @@ class Engine:
             raise EngineAway(_message(body))
         return [json.loads(line) for line in body.splitlines() if line.strip()]
 
-    async def labelled(self, *labels: str, status: str | None = None) -> list[str]:
+    async def labelled(self, *labels: str, statuses: Sequence[str] = ()) -> list[str]:
         """Return the ids of all containers with labels `name=value`, also of ended ones.
 
-        `status`: only those of this status.
+        `statuses`: only those of one of them.
         """
         filters: dict[str, Sequence[str]] = {"label": labels}
-        if status is not None:
-            filters["status"] = [status]
+        if statuses:
+            filters["status"] = statuses
         query = {"all": "true", "filters": json.dumps(filters)}
         found = await self._ask("GET", "/containers/json", query)
         return [str(each["Id"]) for each in found or ()]
 
+    async def running(self, label: str) -> list[str]:
+        """Return the ids of all containers with a label `name=value` that have not ended."""
+        try:
+            return await self.labelled(label, statuses=("running", "paused"))
+        except EngineRefused as error:
+            raise EngineAway(str(error)) from None  # it says nothing of the containers
+
     async def output(
-        self, container_id: str, stream: Literal["stdout", "stderr"], since: str, *, follow: bool
+        self,
+        container_id: str,
+        stream: Literal["stdout", "stderr"],
+        since: str,
+        *,
+        follow: bool,
+        idle_s: float = ANSWER_S,
     ) -> AsyncGenerator[list[OutputPart], None]:
         """Yield the output of a stream from a time on (s, with nanoseconds), many parts at a time.
 
-        `follow`: also later output, as it comes, until the container ends; then EngineAway is also
-        raised after `ANSWER_S` without output.
+        `follow`: also later output, as it comes, until the container ends.
 
-        Raises: LogUnreadable: after the output before the part that cannot be read.
+        Raises:
+            LogUnreadable: after the output before the part that cannot be read.
+            OutputIdle: nothing came for `idle_s`.
         """
         query = {stream: "true", "timestamps": "true", "since": since}
         query["follow"] = str(follow).lower()
         path = f"/containers/{container_id}/logs"
         rest = b""
-        async with self._open("GET", path, query) as answer:
+        async with self._open("GET", path, query, idle_s=idle_s) as answer:
             if answer.status_code != httpx.codes.OK:
                 return
             async with aclosing(_joined(answer)) as arrived:
@@ -325,6 +343,8 @@ class Engine:
                             continue
                     yield answer
                     return
+            except httpx.ReadTimeout as error:
+                raise OutputIdle(f"{self._socket}: {error!r}") from None
             except httpx.TransportError as error:
                 raise EngineAway(f"{self._socket}: {error!r}") from None
 
