@@ -1,4 +1,4 @@
-"""Report on a terminal how an upload proceeds, and the phases of tasks that a command waits for."""
+"""Report on a terminal how far work is, and the phases of tasks that a command waits for."""
 
 import sys
 import threading
@@ -67,6 +67,20 @@ def uploading(out: Output) -> Iterator[Callable[[int, int], None]]:
     finally:
         if bar is not None:
             bar.render_finish()
+
+
+@contextmanager
+def share_bar(out: Output, label: str) -> Iterator[Callable[[float], None]]:
+    """Yield a function that sets a bar on stderr to the completed part of the work, 0 to 1.
+
+    Nothing is shown with -q, or if stderr is not a terminal.
+    """
+    if not out.progress or out.quiet:
+        yield lambda part: None
+        return
+    steps = 1000
+    with click.progressbar(length=steps, label=label, file=sys.stderr) as bar:
+        yield lambda part: bar.update(max(0, int(part * steps) - bar.pos))
 
 
 def _report(reader: Reader, out: Output, refs: Sequence[str], stop: threading.Event) -> None:

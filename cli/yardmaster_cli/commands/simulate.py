@@ -1,8 +1,7 @@
 """`yard simulate`: compare policies, placements and seeds on a simulated cluster."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -13,6 +12,7 @@ from yardmaster_cli.commands.apply import objects_of
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.output.cells import Span
 from yardmaster_cli.output.formats import Column, Output
+from yardmaster_cli.progress import share_bar
 from yardmaster_cli.session import Session, command
 from yardmaster_cli.simulate import arguments as simulated
 from yardmaster_core.scheduling.policies import POLICIES
@@ -177,7 +177,7 @@ def simulate(
     )
     if out is not None:
         _prepare(out)
-    with _bar(session.out, len(cases)) as bar:
+    with share_bar(session.out, count_of(len(cases), "run")) as bar:
         study = Study(
             source=changed,
             cases=cases,
@@ -273,19 +273,6 @@ def _prepare(out: Path) -> None:
             raise BadUsage(f"--out {out}: the directory is not empty", hint="name a new directory")
     except OSError as error:
         raise BadUsage(f"--out {out}: {error.strerror}") from None
-
-
-@contextmanager
-def _bar(out: Output, runs: int) -> Iterator[Callable[[float], None]]:
-    """Show a progress bar if stderr is a terminal; yield the function that sets the bar."""
-    if out.quiet or not click.get_text_stream("stderr").isatty():
-        yield lambda part: None
-        return
-    steps = 1000
-    with click.progressbar(
-        length=steps, label=count_of(runs, "run"), file=click.get_text_stream("stderr")
-    ) as bar:
-        yield lambda part: bar.update(max(0, int(part * steps) - bar.pos))
 
 
 def _show(out: Output, results: Sequence[Result]) -> None:

@@ -4,6 +4,7 @@
 MachineError   Fenced  ReplayDiverged  UnknownRules  UnwritableDecision  CycleTooLarge
                DecisionRefused  DecisionNotEnabled  BeforeFirstCycle  UnknownTask
                LogBeginsLater
+WorkerKilled
 ```
 """
 
@@ -89,3 +90,11 @@ class UnknownTask(MachineError):
     """There is no task {task_id} at {where}. It was not submitted by then."""
 
     code = "unknown_task"
+
+
+class WorkerKilled(YardmasterError):
+    """A worker process was killed, for example because the machine ran out of memory. Repeat the
+    command with fewer workers (`--workers 1`).
+    """
+
+    code = "worker_killed"

@@ -5,19 +5,16 @@ changes their results.
 """
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from yardmaster_eventlog.sqlite.writer import SqliteWriter
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.garbage_collection import tuned_gc
+from yardmaster_runtime.parallel import Progress, run_calls
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster_simulation.figures import Figures, figures
 from yardmaster_simulation.history import History
@@ -26,14 +23,8 @@ from yardmaster_simulation.tables import read_table, share_table, task_table, wr
 from yardmaster_simulation.workload import Arrivals, Listed, Workload
 from yardmaster_simulation.world import World
 
-#: Seconds between two reports of progress.
-REPORT_INTERVAL_S: Final = 0.2
 #: The tables that a study writes, one file each.
 TABLES: Final = ("tasks", "shares")
-#: Starts workers that inherit no memory of this process, alike on every operating system.
-_CONTEXT: Final = get_context("spawn")
-#: Receives the progress of a run, from 0 to 1.
-Progress = Callable[[float], None]
 
 
 class Source(Protocol):
@@ -120,85 +111,17 @@ class Study:
             # First prepare the data that all runs of a seed share: jobs with submission times.
             calls = [(prepare, (self.source, seed, folder)) for seed in seeds]
             share = len(seeds) / (len(seeds) + len(self.cases))
-            ready = dict(zip(seeds, self._all(calls, 0, share), strict=True))
+            first = run_calls(calls, self.workers, lambda part: self.progress(share * part))
+            ready = dict(zip(seeds, first, strict=True))
             cases = [(run, (case, ready[case.seed], folder, self.out)) for case in self.cases]
-            results: list[Result] = self._all(cases, share, 1)
+            results: list[Result] = run_calls(
+                cases, self.workers, lambda part: self.progress(share + (1 - share) * part)
+            )
             if self.out is not None:
                 for table in TABLES:
                     parts = (read_table(_part(folder, case, table)) for case in self.cases)
                     write_tables(self.out / f"{table}.parquet", parts)
         return results
-
-    def _all(
-        self, calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], first: float, last: float
-    ) -> list[Any]:
-        def tell(done: Iterable[float]) -> None:
-            self.progress(first + (last - first) * sum(done) / len(calls))
-
-        if min(self.workers, len(calls)) == 1:
-            return [
-                function(*arguments, lambda part, at=at: tell((at, part)))
-                for at, (function, arguments) in enumerate(calls)
-            ]
-        parts = _CONTEXT.Array("d", len(calls), lock=False)
-        stopped = _CONTEXT.Value("b", lock=False)
-        with ProcessPoolExecutor(
-            self.workers, mp_context=_CONTEXT, initializer=_share, initargs=(parts, stopped)
-        ) as pool:
-            try:
-                with _uninterrupted():
-                    running = [
-                        pool.submit(_run_in_worker, at, function, arguments)
-                        for at, (function, arguments) in enumerate(calls)
-                    ]
-                while wait(running, REPORT_INTERVAL_S, FIRST_EXCEPTION).not_done:
-                    for each in running:
-                        if each.done():
-                            each.result()
-                    tell(parts)
-                return [each.result() for each in running]
-            except BaseException:
-                # `cancel_futures` does not stop calls that a worker has already received.
-                stopped.value = True
-                pool.shutdown(cancel_futures=True)
-                raise
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Block SIGINT in processes that are started inside this context.
-
-    A terminal sends SIGINT to all of its processes. A worker that dies of it would make the pool
-    kill the other workers in the middle of writing their logs.
-    """
-    before = pthread_sigmask(SIG_BLOCK, (SIGINT,))
-    try:
-        yield
-    finally:
-        pthread_sigmask(SIG_SETMASK, before)
-
-
-#: Set in a worker process: the progress of all calls, and whether all calls must stop.
-_parts: Any = None
-_stopped: Any = None
-
-
-def _share(parts: Any, stopped: Any) -> None:
-    """Set the variables that this worker process shares with the process of the study."""
-    global _parts, _stopped
-    _parts, _stopped = parts, stopped
-
-
-def _run_in_worker(at: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Run call number `at` in a worker process; its progress reports also look for a stop."""
-
-    def record(part: float) -> None:
-        if _stopped.value:
-            raise CancelledError
-        _parts[at] = part
-
-    record(0.0)
-    return function(*arguments, record)
 
 
 def _part(folder: Path, case: Case, table: str) -> Path:

@@ -213,19 +213,7 @@ class Fold(Generic[S]):
         partition = Partition(wanted.topic, wanted.partition)
         source = self.inputs[partition]
         cycle = counted.commit.cycle
-        cursor = source.cursor if isinstance(source, MachineInput) else source
-        records = await cursor.take(wanted.next)
-        digests = [digest_of(stored.record) for stored in records]
-        if cursor.offset < wanted.next and first_unmarked(digests, wanted.marks) == len(digests):
-            raise LogTruncated(
-                topic=partition.topic,
-                partition=partition.number,
-                offset=cursor.offset,
-                found=f"{partition} ends at {cursor.offset}, but cycle {cycle} took its records up "
-                f"to {wanted.next - 1}",
-            )
-        self.check_range(counted, wanted, digests)
-        self.mark(partition, wanted.first, digests)
+        records = await self.take_range(counted, wanted)
         if isinstance(source, MachineInput):
             return source.take_until(records, cycle).accepted
         refused = {
@@ -245,6 +233,26 @@ class Fold(Generic[S]):
                     partition, stored.offset, cycle, f"the leader accepted it: {error}"
                 ) from error
         return accepted
+
+    async def take_range(self, counted: CountedCycle, wanted: InputRange) -> list[StoredRecord]:
+        """Read the records of a range that a commit took, and compare them with its marks."""
+        partition = Partition(wanted.topic, wanted.partition)
+        source = self.inputs[partition]
+        cycle = counted.commit.cycle
+        cursor = source.cursor if isinstance(source, MachineInput) else source
+        records = await cursor.take(wanted.next)
+        digests = [digest_of(stored.record) for stored in records]
+        if cursor.offset < wanted.next and first_unmarked(digests, wanted.marks) == len(digests):
+            raise LogTruncated(
+                topic=partition.topic,
+                partition=partition.number,
+                offset=cursor.offset,
+                found=f"{partition} ends at {cursor.offset}, but cycle {cycle} took its records up "
+                f"to {wanted.next - 1}",
+            )
+        self.check_range(counted, wanted, digests)
+        self.mark(partition, wanted.first, digests)
+        return records
 
     def mark(self, partition: Partition, first: int, digests: Sequence[bytes]) -> None:
         """Note the last record of a range that was taken from an input."""

@@ -82,3 +82,25 @@ class Report:
     def first(self) -> Finding | None:
         """The first finding; None if nothing differs."""
         return self.findings[0] if self.findings else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChainProof:
+    """The checked part of one machine's chain; `head` is the digest of its last commit."""
+
+    machine: str
+    terms: int
+    cycles: int
+    decisions: int
+    inputs: int
+    #: Records of fenced leaders; they do not count.
+    dropped: int
+    #: The cycle of the snapshot where the check began; 0: it began with the log.
+    from_cycle: int
+    last_cycle: int
+    now_ms: int
+    head: str
+    #: The record that ended the check; None if the chain is intact.
+    finding: Finding | None
+    #: By partition: the first offset that no cycle has read, and the end.
+    unproved: Mapping[Partition, tuple[int, int]]
