@@ -238,6 +238,8 @@ def _batch(admin: httpx.Client, draw: Draw, pairs: int, tally: Tally) -> None:
     nodes = {each.metadata.name: each for each in listed}
     for each in names:
         _tally(tally, found[each], nodes[each], others.get(each, []))
+    # The scheduler tries each pod that it could not bind again when there is a new node.
+    created(admin.request("DELETE", pods, json={"gracePeriodSeconds": 0}))
     for each in (*names, last):
         created(admin.delete(f"/api/v1/nodes/{each}"))
 
