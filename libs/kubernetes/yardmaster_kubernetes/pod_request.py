@@ -43,7 +43,6 @@ def pod_request(pod: Pod) -> Amounts:
             request = _container(container, statuses, infeasible)
             _add(total, request)
             _add(sidecars, request)
-            _raise(initial, sidecars)
         else:
             alone = _nano(container.resources.requests)
             _add(alone, sidecars)

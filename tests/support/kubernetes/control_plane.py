@@ -18,6 +18,8 @@ from typing import Any, Final
 import httpx
 import pytest
 import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from tests.support.go_tools import go_tool
 from yardmaster_localcluster.errors import ProcessFailed
@@ -31,6 +33,15 @@ LIMITED: Final = "limited-token"
 USERS: Final = {ADMIN: ("admin", "system:masters"), LIMITED: ("limited", "limited")}
 #: The server's certificate, made by itself, from the folder of the control plane.
 CERTIFICATE: Final = "certificates/apiserver.crt"
+
+
+def _private_key() -> bytes:
+    """A new key that signs the tokens of service accounts, as PEM."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.TraditionalOpenSSL,
+        serialization.NoEncryption(),
+    )
 
 
 @cache
@@ -168,7 +179,7 @@ class ControlPlane:
     def __enter__(self) -> "ControlPlane":
         self.folder.mkdir(parents=True, exist_ok=True)
         key = self.folder / "service-accounts.key"
-        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        key.write_bytes(_private_key())
         lines = [f'{token},{user},{user},"{group}"\n' for token, (user, group) in USERS.items()]
         (self.folder / "tokens.csv").write_text("".join(lines))
         self.kubeconfig.write_text(yaml.safe_dump(self.configuration()))

@@ -34,6 +34,11 @@ EFFECTS: Final = ("NoSchedule", "NoExecute", "PreferNoSchedule")
 VALUES: Final = ("", "a", "b", "7", "12", "x7")
 KEYS: Final = ("zone", "model", "slots")
 RUNTIME: Final = "heavy"
+#: The resources of a node that has enough for every pod.
+PLENTY: Final = {
+    **{"cpu": "1000", "memory": "1Ti", "pods": "1000", GPU: "1000"},
+    **{"ephemeral-storage": "100Ti", "hugepages-2Mi": "1Ti"},
+}
 
 
 class NodeList(msgspec.Struct):
@@ -65,7 +70,7 @@ class Tally:
 
 
 class Draw:
-    """Draws nodes and pods; most pairs should be decided by one rule or two, not by all."""
+    """Draws nodes and pods, of three kinds, so that a rule decides alone in many pairs."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -74,30 +79,48 @@ class Draw:
     def chance(self, share: float) -> bool:
         return self.random.random() < share
 
+    def placing(self, name: str) -> bool:
+        """Whether the pair is about labels, taints and affinity."""
+        return int(name.rpartition("-")[2]) % 9 >= 4
+
+    def sizing(self, name: str) -> bool:
+        """Whether the pair is about resources; others have plenty."""
+        return int(name.rpartition("-")[2]) % 9 < 5
+
     def node(self, name: str) -> dict[str, Any]:
+        placing = self.placing(name)
         labels = {key: self.one_of(VALUES) for key in KEYS if self.chance(0.6)}
         taints = {
             (key, effect): {"key": key, "value": self.one_of(("", "a", "b")), "effect": effect}
             for key in ("dedicated", "gpu")
             for effect in EFFECTS
-            if self.chance(0.05)
+            if self.chance(0.08)
         }
-        allocatable = {
-            "cpu": self.one_of(("4", "3500m", "2.5", "8", "16", "16")),
+        allocatable = self.allocatable() if self.sizing(name) else PLENTY
+        spec = {
+            "unschedulable": placing and self.chance(0.1),
+            "taints": list(taints.values()) if placing else [],
+        }
+        return {
+            "metadata": {"name": name, "labels": {PAIR: name, **labels}},
+            "spec": spec,
+            "status": {"allocatable": allocatable, "capacity": allocatable},
+        }
+
+    def allocatable(self) -> dict[str, str]:
+        """Resources in the steps of the requests, so that many pods need all that is free."""
+        found = {
+            "cpu": f"{self.one_of(range(2, 24)) * 250}m",
             "memory": self.one_of(("8Gi", "1e9", "500M", "1073741825", "16Gi", "64G")),
             "pods": self.one_of(("110", "110", "110", "2", "1")),
         }
-        if self.chance(0.8):
-            allocatable[GPU] = self.one_of(("0", "4", "8", "8"))
         if self.chance(0.9):
-            allocatable["ephemeral-storage"] = self.one_of(("20Gi", "20Gi", "2Gi"))
-        if self.chance(0.8):
-            allocatable["hugepages-2Mi"] = self.one_of(("64Mi", "4Mi"))
-        return {
-            "metadata": {"name": name, "labels": {PAIR: name, **labels}},
-            "spec": {"unschedulable": self.chance(0.08), "taints": list(taints.values())},
-            "status": {"allocatable": allocatable, "capacity": allocatable},
-        }
+            found[GPU] = self.one_of(("1", "4", "8", "8"))
+        if self.chance(0.95):
+            found["ephemeral-storage"] = self.one_of(("20Gi", "20Gi", "2Gi"))
+        if self.chance(0.9):
+            found["hugepages-2Mi"] = self.one_of(("64Mi", "64Mi", "4Mi"))
+        return found
 
     def resources(self) -> dict[str, Any]:
         requests: dict[str, str] = {}
@@ -105,7 +128,7 @@ class Draw:
         if self.chance(0.7):
             # Some have only a limit, from which the API server makes the request.
             chosen = limits if self.chance(0.3) else requests
-            chosen["cpu"] = self.one_of(("100m", "1", "1500m", "0.5", "2500u", "2"))
+            chosen["cpu"] = self.one_of(("250m", "1", "1500m", "0.5", "2500u", "2"))
         if self.chance(0.6):
             chosen = limits if self.chance(0.3) else requests
             chosen["memory"] = self.one_of(("64Mi", "250M", "1Gi", "1e8", "500M", "1073741824"))
@@ -128,7 +151,7 @@ class Draw:
             for index in range(self.one_of((0, 0, 0, 1, 2, 3)))
         ]
         spec: dict[str, Any] = {"containers": containers, "initContainers": initial}
-        if self.chance(0.1):
+        if self.chance(0.2):
             spec["runtimeClassName"] = RUNTIME
         if self.chance(0.15):
             whole = {"cpu": self.one_of(("3", "4500m")), "memory": self.one_of(("3Gi", "6Gi"))}
@@ -166,15 +189,14 @@ class Draw:
 
     def pod(self, name: str) -> dict[str, Any]:
         spec = self.containers()
-        spec["nodeSelector"] = {PAIR: name}
-        if self.chance(0.15):
-            spec["nodeSelector"][self.one_of(KEYS)] = self.one_of(VALUES)
-        affinity: dict[str, Any] = {}
-        if self.chance(0.35):
-            terms = [self.term(name) for _ in range(self.one_of((1, 1, 2, 3)))]
-            affinity["nodeAffinity"] = {REQUIRED: {"nodeSelectorTerms": terms}}
-        spec["affinity"] = affinity
-        spec["tolerations"] = [self.toleration() for _ in range(self.one_of((0, 0, 1, 2)))]
+        spec["nodeSelector"], spec["affinity"] = {PAIR: name}, {}
+        if self.placing(name):
+            if self.chance(0.15):
+                spec["nodeSelector"][self.one_of(KEYS)] = self.one_of(VALUES)
+            if self.chance(0.6):
+                terms = [self.term(name) for _ in range(self.one_of((1, 1, 2, 3)))]
+                spec["affinity"]["nodeAffinity"] = {REQUIRED: {"nodeSelectorTerms": terms}}
+            spec["tolerations"] = [self.toleration() for _ in range(self.one_of((0, 0, 1, 2)))]
         if self.chance(0.08):
             self.refusable(spec)
         return {"metadata": {"name": name}, "spec": spec}

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from yardmaster_kubernetes.fit import free_capacity, misfits
+from yardmaster_kubernetes.fit import free_capacity, may_run_on, misfits
 from yardmaster_kubernetes.objects import Node, Pod
 from yardmaster_kubernetes.refused_fields import refused_fields
 
@@ -59,6 +59,46 @@ def test_every_reason_is_named() -> None:
         "insufficient nvidia.com/gpu",
         "insufficient pods",
     ]
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "labels", "meets"),
+    [
+        ("In", ["a", "b"], {"zone": "b"}, True),
+        ("In", ["a", "b"], {}, False),
+        ("In", [""], {"zone": ""}, True),
+        ("In", [""], {}, False),
+        ("NotIn", ["a"], {"zone": "b"}, True),
+        ("NotIn", ["a"], {"zone": "a"}, False),
+        ("NotIn", ["a"], {}, True),
+        ("Exists", [], {"zone": ""}, True),
+        ("Exists", [], {}, False),
+        ("DoesNotExist", [], {}, True),
+        ("DoesNotExist", [], {"zone": ""}, False),
+        ("Gt", ["7"], {"zone": "8"}, True),
+        ("Gt", ["7"], {"zone": "7"}, False),
+        ("Gt", ["7"], {"zone": "x8"}, False),
+        ("Gt", ["-1"], {}, False),
+        ("Lt", ["7"], {"zone": "6"}, True),
+        ("Lt", ["7"], {"zone": "7"}, False),
+        ("Lt", ["7"], {"zone": str(-(2**63) - 1)}, False),
+    ],
+)
+def test_each_operator_of_a_requirement(
+    operator: str, values: list[str], labels: dict[str, str], meets: bool
+) -> None:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": operator, "values": values}]}]
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}
+    assert may_run_on(pod(affinity=affinity), node(labels=labels)) is meets
+
+
+def test_a_cordon_is_tolerated_like_its_taint() -> None:
+    where = node(cordoned=True)
+    key = "node.kubernetes.io/unschedulable"
+    tolerant = pod(tolerations=[{"key": key, "operator": "Exists"}])
+    assert misfits(tolerant, where, free_capacity(where, [])) == []
+    other = pod(tolerations=[{"key": key, "operator": "Exists", "effect": "NoExecute"}])
+    assert misfits(other, where, free_capacity(where, [])) == ["unschedulable"]
 
 
 def test_an_operator_that_is_not_known_matches_no_node() -> None:
