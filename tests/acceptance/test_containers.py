@@ -5,11 +5,9 @@ import re
 import threading
 from collections.abc import Iterator
 
-import docker
 import pytest
 
-from tests.support.containers import CONTAINER_IMAGE, is_there
-from tests.support.half_open import collect_half_open
+from tests.support.containers import CONTAINER_IMAGE, is_there, remove_containers
 from tests.support.packages import write_tree
 from tests.support.registry import running_registry
 from tests.support.yard_cli import Dev, running_dev, until
@@ -23,32 +21,16 @@ print("process", pathlib.Path("/proc/self/ns/pid").readlink())
 """
 
 
-def containers() -> set[str]:
-    """The ids of all containers of agents."""
-    client = docker.from_env()
-    try:
-        found = client.containers.list(all=True, filters={"label": "dev.yardmaster.owner"})
-        return {str(each.id) for each in found}
-    finally:
-        client.close()
-        collect_half_open()
-
-
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
     if not is_there(CONTAINER_IMAGE):
         pytest.skip(f"Docker has no image {CONTAINER_IMAGE}")
-    before = containers()
     folder = tmp_path_factory.mktemp("containers")
     with running_dev(
         folder, nodes=2, env={"YARD_AGENT_CONTAINER_NETWORK": "host_for_gangs"}
     ) as dev:
         yield dev
-    client = docker.from_env()
-    for container_id in containers() - before:
-        client.containers.get(container_id).remove(force=True)
-    client.close()
-    collect_half_open()
+    remove_containers(folder)
 
 
 def test_a_folder_runs_in_an_image(dev: Dev) -> None:

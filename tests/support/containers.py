@@ -22,6 +22,7 @@ from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 from tests.support.half_open import collect_half_open
 from yardmaster_localcluster.broker import KAFKA_VERSION
 from yardmaster_localcluster.ports import HOST, free_ports
+from yardmaster_runtime.engine_api import FOLDER_LABEL
 
 # Ryuk would be one more image from a registry; here the fixture that starts a container stops it.
 testcontainers_config.ryuk_disabled = True
@@ -95,6 +96,19 @@ class RedisContainer(LoopbackContainer):
     def url(self) -> str:
         """The URL for clients."""
         return f"redis://{HOST}:{self.port}/0"
+
+
+def remove_containers(folder: Path) -> None:
+    """Remove the containers of all agents whose data directories are below a folder."""
+    client = docker.from_env()
+    try:
+        labelled = {"label": FOLDER_LABEL}
+        for each in client.containers.list(all=True, sparse=True, filters=labelled):
+            if Path(each.attrs["Labels"][FOLDER_LABEL]).is_relative_to(folder):
+                each.remove(force=True)
+    finally:
+        client.close()
+        collect_half_open()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.containers import CONTAINER_IMAGE, is_there
+from tests.support.containers import CONTAINER_IMAGE, is_there, remove_containers
 from tests.support.yard_cli import EXAMPLES, Dev, running_dev
 from tests.torch.programs import PROGRAM_ENV, ROOT
 from tests.torch.stopped import LIMIT_S, numbers, output, pause_after_a_checkpoint
@@ -52,6 +52,7 @@ def dev(tmp_path_factory: pytest.TempPathFactory, torch_python: str) -> Iterator
     with running_dev(folder, nodes=2, slots=1, env=env) as dev:
         dev.yard("projects", "set", "default", "mounts=torch,checkpoints:rw")
         yield dev
+    remove_containers(folder)
 
 
 @pytest.fixture
