@@ -107,3 +107,22 @@ async def test_a_guard_that_was_killed_is_started_again_and_there_is_one(cell: A
         os.kill(first, signal.SIGKILL)
         await until(lambda: guard_of(cell) not in (None, first))
     await until(lambda: not any(map(runs, tasks)))
+
+
+async def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_guarded(
+    cell: AgentCell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = cell.data_dir / "containers.guard"
+    folder.mkdir(parents=True)
+    damaged = folder / "damaged"
+    damaged.write_text("{")
+    async with cell.agent():
+        fenced = await cell.allocate(Run(script=UNTIL_GO, image=CONTAINER_IMAGE), fence_s=5)
+        await cell.until_output(fenced, "ready")
+    assert capsys.readouterr().err.count("container_unguarded") == 1
+    guard = guard_of(cell)
+    await until(lambda: not runs(fenced))
+    assert guard_of(cell) == guard is not None
+    said = (folder / ".log").read_text()
+    assert said.count("nothing guards damaged") == 1
+    damaged.unlink()

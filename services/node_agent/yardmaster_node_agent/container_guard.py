@@ -10,6 +10,9 @@ the container (`executors.guarding`).
 and ends. An executor that finds the lock free after it has written a file starts a guard. The
 guard looks once more after it has unlocked, so one of the two always finds the file.
 
+A file that cannot be read is reported once, by the guard in its log and by the agent, and read
+again at each look. Until it can be read, nothing guards its container.
+
 If the agent and the guard are both killed, a container continues.
 """
 
@@ -45,20 +48,25 @@ class Guard:
         self._folder = folder
         self._engine = engine
         self._guarded: dict[str, Guarded] = {}
+        #: The files that could not be read at the last look.
+        self._damaged: set[str] = set()
 
     def look(self) -> bool:
-        """Read new files, and forget removed ones; return whether there is any container."""
+        """Read new files, and forget removed ones; return whether there is any file."""
         names = {name for name in os.listdir(self._folder) if name != LOCK and name[0] != "."}
         for name in self._guarded.keys() - names:
             del self._guarded[name]
         for name in sorted(names - self._guarded.keys()):
-            path = os.path.join(self._folder, name)
             try:
-                with open(path, encoding="ascii") as file:
-                    self._guarded[name] = Guarded(path, json.load(file))
+                self._guarded[name] = read(os.path.join(self._folder, name))
             except FileNotFoundError:
-                continue
-        return bool(self._guarded)
+                names.discard(name)
+            except (OSError, ValueError) as error:
+                if name not in self._damaged:
+                    print(f"nothing guards {name}: {error}", file=sys.stderr, flush=True)
+                self._damaged.add(name)
+        self._damaged &= names - self._guarded.keys()
+        return bool(names)
 
     def kill_expired(self) -> float:
         """Kill all containers whose lease has expired; return the seconds to the next look."""
@@ -104,6 +112,23 @@ class Guarded:
             if str(error) != self._printed:
                 self._printed = str(error)
                 print(f"container {self._id}: {error}", file=sys.stderr, flush=True)
+
+
+def read(path: str) -> Guarded:
+    """Read the file of a container.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it does not have what an executor writes.
+    """
+    with open(path, encoding="ascii") as file:
+        content = json.load(file)
+    try:
+        guarded = Guarded(path, content)
+        guarded.left_s()
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no file of an executor: {error!r}") from None
+    return guarded
 
 
 def ask(engine: str, method: str, path: str) -> str | None:

@@ -36,6 +36,8 @@ _SAFE: Final = (
     *("-c", f"http.lowSpeedTime={IDLE_S}", "-c", "fetch.unpackLimit=1"),
     *("-c", "core.hooksPath=/dev/null", "-c", "credential.helper=", "-c", "gc.auto=0"),
 )
+# git exits with 128 for each failure and tells no HTTP status, so its messages are all that tells
+# them apart; in the locale C they are those of its source.
 #: Messages with which git fails because the server has no such commit or repository.
 _MISSING: Final = ("not our ref", "unadvertised object", "remote ref", "' not found")
 #: The message with which git fails because of the name of a file.

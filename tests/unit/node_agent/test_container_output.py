@@ -10,8 +10,9 @@ import pytest
 
 from tests.support.fake_engine import FakeEngine, fake_engine, frame
 from yardmaster_node_agent.agent_state import Exit, ReplicaKey
-from yardmaster_node_agent.executors import docker
-from yardmaster_node_agent.executors.docker import LOG_TRIES, DockerExecutor
+from yardmaster_node_agent.executors import container
+from yardmaster_node_agent.executors.container import LOG_TRIES
+from yardmaster_node_agent.executors.docker import DockerExecutor
 from yardmaster_node_agent.executors.engine import Engine
 from yardmaster_node_agent.executors.guarding import Guarding
 from yardmaster_node_agent.executors.port import Execution, Launch
@@ -73,8 +74,8 @@ async def test_an_end_is_seen_although_the_engine_leaves_the_output_open(tmp_pat
 async def test_a_quiet_stream_is_followed_again_while_the_other_one_has_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker, "ANSWER_S", 0.1)
-    monkeypatch.setattr(docker, "FRESH_S", 0.0)
+    monkeypatch.setattr(container, "ANSWER_S", 0.1)
+    monkeypatch.setattr(container, "FRESH_S", 0.0)
     state: dict[str, object] = {"Status": "running"}
     async with started(tmp_path, state) as (fake, execution), asyncio.TaskGroup() as group:
         fake.open, fake.steady, fake.running = True, frozenset({"stdout"}), ["c1"]

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -52,18 +51,41 @@ class Guarding:
         """Guard a container no longer, which has ended or was removed."""
         (self._folder / directory.path.name).unlink(missing_ok=True)
 
+    def damaged(self) -> dict[str, str]:
+        """Return the files that the guard cannot read, and why."""
+        found = {}
+        for path in self._files():
+            try:
+                container_guard.read(str(path))
+            except FileNotFoundError:
+                pass  # the guard removes the files of ended containers
+            except (OSError, ValueError) as error:
+                found[path.name] = str(error)
+        return found
+
+    def _files(self) -> list[Path]:
+        """Return the files of guarded containers."""
+        if not self._folder.is_dir():
+            return []
+        return [
+            path
+            for path in self._folder.iterdir()
+            if path.name[0] != "." and path.name != container_guard.LOCK
+        ]
+
     def watch(self) -> None:
         """Start the guard if there are containers to guard and it does not run.
 
         Raises: OSError.
         """
         if self._pid:
-            with suppress(ChildProcessError):  # one that has ended leaves no process
-                os.waitpid(self._pid, os.WNOHANG)
-        if not self._folder.is_dir() or not any(
-            path.name[0] != "." and path.name != container_guard.LOCK
-            for path in self._folder.iterdir()
-        ):
+            try:
+                ended, _ = os.waitpid(self._pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = self._pid
+            if ended:
+                self._pid = 0  # the machine may give the number to another process
+        if not self._files():
             return
         lock = os.open(
             self._folder / container_guard.LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
