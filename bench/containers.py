@@ -16,8 +16,13 @@ from typing import Final
 from bench.timing import Row
 from tests.support.containers import CONTAINER_IMAGE, is_there
 from tests.support.node_agent import AgentCell
+from yardmaster_eventlog import codec
+from yardmaster_eventlog.port import Partition
 from yardmaster_node_agent.settings import Settings
+from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.expiring import TaskOutputV1
+from yardmaster_schemas.events.node_events import SlotsReleasedV1
 
 RUNS: Final = 21
 #: The aim of the median from the allocation to the first output of a container.
@@ -27,6 +32,8 @@ AIM_PERCENT: Final = 5
 REST_S: Final = 60
 #: Replicas that are started together; more would wait for each other.
 AT_ONCE: Final = 10
+#: Seconds that an event may take on a loaded machine.
+ARRIVAL_S: Final = 300
 
 
 def rows(sizes: Sequence[tuple[int, int]], quick: bool) -> list[Row]:
@@ -56,22 +63,47 @@ async def _rows(sizes: Sequence[tuple[int, int]], runs: int) -> list[Row]:
                 await _start(cell, "container", _in_image("echo out"), runs),
                 await _rest(cell, 0, 0),
             ]
-            before = (0, 0)
+            before, arrivals = (0, 0), Arrivals(cell)
             for finished, running in sizes:
                 for count in _batches(finished - before[0]):
-                    tasks = [await cell.allocate(_in_image("true")) for _ in range(count)]
-                    for task in tasks:
-                        await cell.ended(task)
+                    await arrivals.skip(SlotsReleasedV1)
+                    for _ in range(count):
+                        await cell.allocate(_in_image("true"))
+                    await arrivals.of(SlotsReleasedV1, count)
                 for count in _batches(running - before[1]):
-                    run = _in_image("echo up; sleep 9000")
-                    tasks = [await cell.allocate(run) for _ in range(count)]
-                    for task in tasks:
-                        await cell.until_output(task, "up")
+                    await arrivals.skip(TaskOutputV1)
+                    for _ in range(count):
+                        await cell.allocate(_in_image("echo up; sleep 9000"))
+                    await arrivals.of(TaskOutputV1, count)
                 found.append(await _rest(cell, finished, running))
                 before = (finished, running)
         await cell.ports().executor.sweep()
         await cell.log.close()
     return found
+
+
+class Arrivals:
+    """The events that the agent reports, each read once: a cell reads the whole log each time."""
+
+    def __init__(self, cell: AgentCell) -> None:
+        self._log = cell.log
+        self._next: dict[Partition, int] = {}
+
+    async def skip(self, cls: type[Event]) -> None:
+        """Skip what is in the topic of a type now."""
+        partition = Partition(cls.TOPICS[0])
+        self._next[partition] = await self._log.end(partition)
+
+    async def of(self, cls: type[Event], count: int) -> None:
+        """Wait for `count` more events of a type."""
+        partition = Partition(cls.TOPICS[0])
+        while count > 0:
+            stored = await self._log.read(partition, self._next[partition], max_records=1_000)
+            self._next[partition] += len(stored)
+            count -= sum(codec.decode(each.record).type == cls.TYPE for each in stored)
+            at = {partition: self._next[partition]}
+            if count > 0 and not stored and not await self._log.wait(at, ARRIVAL_S):
+                raise TimeoutError(f"{count} more {cls.TYPE} are missing after {ARRIVAL_S} s")
 
 
 def _batches(count: int) -> list[int]:
