@@ -19,6 +19,7 @@ from typing import Final
 import httpx
 
 from bench.fleet import Fleet
+from bench.http import PlainClient
 from bench.timing import Row, quantile
 from tests.support.cluster import Cluster
 from yardmaster_eventlog.codec import decode
@@ -40,6 +41,8 @@ LOOK_S: Final = 0.05
 PACE_S: Final = 0.2
 #: The most tasks of one job.
 MAX_TASKS: Final = 10_000
+#: Connections of the client.
+CONNECTIONS: Final = 64
 SERVICES: Final = ("kafka", "redis", "gateway-1", "quota-1", "scheduler-1", "views-1")
 
 Client = httpx.AsyncClient
@@ -48,7 +51,7 @@ Client = httpx.AsyncClient
 class Bench:
     """A running cluster, its simulated nodes, and a client."""
 
-    def __init__(self, cluster: Cluster, log: KafkaLog, fleet: Fleet, client: Client) -> None:
+    def __init__(self, cluster: Cluster, log: KafkaLog, fleet: Fleet, client: PlainClient) -> None:
         self.cluster = cluster
         self.log = log
         self.fleet = fleet
@@ -67,13 +70,8 @@ class Bench:
         if tasks > 1:
             body["tasks"] = {"count": tasks}
         key = {"Idempotency-Key": f"bench-{os.getpid()}-{self._key:08d}"}
-        try:
-            answer = await self.client.post("/v1/jobs", json=body, headers=key)
-        except httpx.TransportError:
-            # The gateway may close an idle connection at this moment; the key makes a retry safe.
-            answer = await self.client.post("/v1/jobs", json=body, headers=key)
-        answer.raise_for_status()
-        found: list[str] = answer.json()["task_ids"]
+        answer = await self.client.post("/v1/jobs", body, key)
+        found: list[str] = answer["task_ids"]
         return found
 
     async def placed(self, tasks: Sequence[str]) -> float:
@@ -87,9 +85,9 @@ class Bench:
 
     async def wait_until_idle(self, nodes: int) -> None:
         """Wait until every node has its topic and the relay has no lag."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(LIMIT_S), Client(trust_env=False) as client:
             while True:
-                answer = await self.client.get(f"{self.cluster.health_url('scheduler-1')}/metrics")
+                answer = await client.get(f"{self.cluster.health_url('scheduler-1')}/metrics")
                 found = {
                     line.partition("{")[0].partition(" ")[0]: float(line.rpartition(" ")[2])
                     for line in answer.text.splitlines()
@@ -123,19 +121,14 @@ async def running(nodes: int, *, schedulers: int = 1) -> AsyncIterator[Bench]:
             log, theirs = await cluster.open_log(), await cluster.open_log()
             fleet = Fleet(theirs, clock, nodes, GPUS, RUN_S)
             await fleet.join()
-            client = Client(
-                base_url=cluster.server,
-                headers={"Authorization": f"Bearer {cluster.token()}"},
-                trust_env=False,
-                timeout=LIMIT_S,
-                limits=httpx.Limits(max_connections=64),
-            )
-            async with client, asyncio.TaskGroup() as group:
+            client = PlainClient(cluster.server, cluster.token(), connections=CONNECTIONS)
+            async with asyncio.TaskGroup() as group:
                 working = group.create_task(fleet.run())
                 bench = Bench(cluster, log, fleet, client)
                 await bench.placed(await bench.submit())  # warm up
                 yield bench
                 working.cancel()
+            client.close()
             await log.close()
             await theirs.close()
 

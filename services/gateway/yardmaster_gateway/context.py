@@ -151,8 +151,7 @@ class Gateway:
             "requests_without_views", "Requests refused, the views being unavailable"
         )
         self.recent = RecentSubmissions(
-            ports.log,
-            Partition(REQUESTS.name, settings.partition),
+            *(ports.log, Partition(REQUESTS.name, settings.partition), ports.telemetry),
             max_requests=settings.recent_requests,
         )
         self.sizes = NodeSizes(self.views, ports.clock, ports.telemetry)

@@ -51,13 +51,16 @@ async def watch_own_records(gateway: Gateway) -> NoReturn:
     repeater = _Repeater(gateway)
     partition = Partition(ADMISSIONS.name, gateway.settings.partition)
     offset: int | None = None
+    arrived = False
     while True:
         try:
             if offset is None:
                 offset = max(0, await ports.log.end(partition) - MAX_READ)
-            found = await ports.log.read(partition, offset, max_records=MAX_READ)
-            if not found:
-                await ports.log.wait({partition: offset}, WAIT_S)
+            # After a wait, the records are here: asking the broker for the end would find no more.
+            found = await ports.log.read(
+                partition, offset, max_records=MAX_READ, buffered_only=arrived
+            )
+            arrived = bool(found) or await ports.log.wait({partition: offset}, WAIT_S)
             for stored in found:
                 await repeater.check(stored)
                 offset = stored.offset + 1

@@ -177,7 +177,7 @@ async def _record(gateway: Gateway, job: Submission, origin: RequestOrigin) -> R
         *(job.body_digest, offset, job.requested.tasks, job.project, origin.caller.user)
     )
     try:
-        first = await gateway.recent.find(job.job_id)
+        first = await gateway.recent.find(job.job_id, before=offset + 1)
         if first is None or first.offset >= offset:
             return own
         await gateway.writer.write_tombstones([job.details_key])

@@ -13,12 +13,16 @@ from typing import Final
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import OffsetGone
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_gateway.submissions.shared_end import SharedEnd
+from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.requests import TaskSubmittedV1
 from yardmaster_schemas.sources import MAX_EPOCH_AHEAD_MS
 
 #: Records read at once.
 MAX_READ: Final = 1_000
+#: The longest wait for a record that the log contains; then the end is compared, in seconds.
+WAIT_S: Final = 5.0
 #: The most sources whose newest record is remembered; the oldest source is dropped first.
 MAX_SOURCES: Final = 10_000
 
@@ -39,36 +43,37 @@ class RecordedSubmission:
 class RecentSubmissions:
     """Submissions among the newest `max_requests` requests of a cell."""
 
-    def __init__(self, log: EventLog, partition: Partition, *, max_requests: int) -> None:
+    def __init__(
+        self, log: EventLog, partition: Partition, telemetry: Telemetry, *, max_requests: int
+    ) -> None:
         self._log = log
+        self._end = SharedEnd(log, partition, telemetry)
         self._partition = partition
         self._max_requests = max_requests
         self._lock = asyncio.Lock()
         self._next = 0
         #: The latest append time of the requests that were read (ms, the log's clock).
         self._newest_ms = 0
-        #: Every submission from this offset to the end was seen by the last call of `find`.
+        #: Every submission from this offset to the last record that was read is known.
         self.oldest = 0
         self._jobs: OrderedDict[str, RecordedSubmission] = OrderedDict()
         #: The newest (epoch, seq) of each source; quota accepts only higher ones.
         self._sources: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
-    async def find(self, job_id: str) -> RecordedSubmission | None:
+    async def find(self, job_id: str, *, before: int | None = None) -> RecordedSubmission | None:
         """The submission of a job, or None if it is not among the newest requests.
+
+        All records that were in the log at the time of the call are considered, at the cost of a
+        request for the end. With `before`, an offset after a record that the caller knows to be in
+        the log, the records before it are enough, and the end is not requested.
 
         Raises:
             LogError: the log cannot be read.
         """
+        end = before if before is not None else await self._end.read()
         async with self._lock:
-            end = await self._log.end(self._partition)
-            if self._next < end - self._max_requests:
-                self._next = end - self._max_requests
-            while self._next < end:
-                await self._read(min(MAX_READ, end - self._next))
-            self.oldest = max(0, end - self._max_requests)
-            while self._jobs and next(iter(self._jobs.values())).offset < self.oldest:
-                self._jobs.popitem(last=False)
-            return self._jobs.get(job_id)
+            await self._read_to(end)
+        return self._jobs.get(job_id)
 
     def forget(self, job_id: str, offset: int) -> None:
         """Forget the submission at an offset, which quota refused as a record."""
@@ -76,17 +81,33 @@ class RecentSubmissions:
         if known is not None and known.offset == offset:
             del self._jobs[job_id]
 
-    async def _read(self, count: int) -> None:
+    async def _read_to(self, end: int) -> None:
+        """Read the records before `end` that were not read yet, and drop the oldest ones."""
+        self._next = max(self._next, end - self._max_requests)
+        # The log contains records up to `end`, so waiting for them replaces a request for the end.
+        exist = True
+        while self._next < end:
+            if not await self._read(buffered_only=exist):
+                exist = await self._log.wait({self._partition: self._next}, WAIT_S)
+        self.oldest = max(0, self._next - self._max_requests)
+        while self._jobs and next(iter(self._jobs.values())).offset < self.oldest:
+            self._jobs.popitem(last=False)
+
+    async def _read(self, *, buffered_only: bool) -> bool:
+        """Read the next records; return False if there were none."""
         try:
-            found = await self._log.read(self._partition, self._next, max_records=count)
+            found = await self._log.read(
+                self._partition, self._next, max_records=MAX_READ, buffered_only=buffered_only
+            )
         except OffsetGone as gone:
             start = gone.fields.get("start")
             self._next = start if isinstance(start, int) else self._next + 1
-            return
+            return True
         for stored in found:
             self._newest_ms = max(self._newest_ms, stored.appended_ms)
             self._add(stored)
             self._next = stored.offset + 1
+        return bool(found)
 
     def _add(self, stored: StoredRecord) -> None:
         """Keep a request if it is the first submission of its job and quota accepts its number."""
