@@ -183,6 +183,59 @@ async def test_after_an_unknown_outcome_the_tail_shows_whether_the_batch_was_wri
     assert (value("yard_test_log_calls_retried_total") or 0) > 0
 
 
+async def test_appends_that_arrive_while_a_batch_is_written_form_the_next_batch(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = topic("together")
+    await log.create_topics([new])
+    at = Partition(new.name)
+    await log.append(at, batch("first", 1))
+    sizes: list[int] = []
+    send = Producer.send_batch
+
+    async def counted(producer: Producer, builder: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes.append(builder.record_count())
+        return await send(producer, builder, *args, **kwargs)
+
+    monkeypatch.setattr(Producer, "send_batch", counted)
+    offsets = await asyncio.gather(*(log.append(at, batch(f"b{n}", 3)) for n in range(100)))
+    assert offsets == [1 + 3 * number for number in range(100)], "in the order of the calls"
+    assert sizes == [3, 297]
+    assert whole_batches(await read_all(log, at)).keys() == {
+        "first",
+        *(f"b{number}" for number in range(100)),
+    }
+
+
+async def test_appends_that_wait_for_a_lost_batch_are_not_written_or_acknowledged_once(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with KafkaBroker(tmp_path_factory.mktemp("shared")) as broker:
+        settings = KafkaSettings(bootstrap=broker.bootstrap, append_timeout_s=2.0)
+        log = await KafkaLog.open(settings, SystemClock())
+        new = topic("shared")
+        await log.create_topics([new])
+        at = Partition(new.name)
+        await warmed(broker)
+        await appended(log, at, batch("first", 1))
+        broker.kill()
+        calls = [asyncio.create_task(log.append(at, batch(f"b{n}", 1))) for n in range(20)]
+        calls[0].cancel()  # if it was sent, no call is left that gives it up
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.to_thread(broker.start)
+        await warmed(broker)
+        last = await appended(log, at, batch("last", 1))
+        begins = whole_batches(await read_all(log, at))
+        await log.close()
+    assert begins["first"] == 0
+    assert begins["last"] == last
+    for number, outcome in enumerate(found):
+        if isinstance(outcome, LogUnavailable):
+            assert f"b{number}" not in begins
+        else:
+            assert isinstance(outcome, AppendOutcomeUnknown | asyncio.CancelledError)
+
+
 async def closing_cursor(settings: KafkaSettings, at: Partition) -> Coroutine[Any, Any, None]:
     consumer = AIOKafkaConsumer(group_id=None, auto_offset_reset="none", **settings.client())
     cursor = Cursor(at, consumer)

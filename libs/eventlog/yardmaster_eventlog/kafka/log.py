@@ -119,14 +119,22 @@ class _Sent:
     done: asyncio.Future[RecordMetadata]
     size: int
     appends: int
+    #: When the append that sent it times out (the event loop's time).
+    deadline: float
 
 
 @dataclass(slots=True)
 class _Queue:
-    """Appends to one partition; the holder of the lock sends all pending appends."""
+    """Appends to one partition; the holder of the lock sends all pending appends.
+
+    The producer has one batch of a partition at a time. While the broker writes it, appends wait
+    here and form the next batch together; in the producer, each would be a batch of its own.
+    """
 
     pending: list[_Append] = field(default_factory=list)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: The newest batch that the producer has accepted.
+    last: _Sent | None = None
 
 
 class KafkaLog:
@@ -233,7 +241,8 @@ class KafkaLog:
         try:
             async with asyncio.timeout_at(deadline), queue.lock:
                 if append.sent is None:
-                    await self._send(partition, queue.pending)
+                    await self._finished(queue.last)
+                    await self._send(partition, queue, deadline)
         except (TimeoutError, KafkaError, LogUnavailable) as error:
             if not append.taken:
                 raise LogUnavailable(found=_described(error)) from error
@@ -244,10 +253,20 @@ class KafkaLog:
         self._seen.appended(partition, offset, batch, before)
         return offset
 
-    async def _send(self, partition: Partition, pending: list[_Append]) -> None:
+    async def _finished(self, sent: _Sent | None) -> None:
+        """Wait until a batch is acknowledged or given up."""
+        if sent is None or sent.done.done():
+            return
+        left_s = sent.deadline - asyncio.get_running_loop().time()
+        await asyncio.wait([sent.done], timeout=max(0.0, left_s))
+        if not sent.done.done():
+            # Its own calls give it up at their deadlines, unless all of them were cancelled.
+            await self._abandon(sent.producer)
+
+    async def _send(self, partition: Partition, queue: _Queue, deadline: float) -> None:
         """Give pending appends to the producer, as many as fit into one record batch."""
         producer = await self._bounded(self._running_producer)
-        builder = producer.create_batch()
+        builder, pending = producer.create_batch(), queue.pending
         now_ms = self._clock.now_ms()
         group: list[_Append] = []
         size, limit = 0, self._limit(partition.topic)
@@ -274,8 +293,9 @@ class KafkaLog:
                 append.taken = False  # the producer is busy: nothing was sent
             raise
         sent.add_done_callback(lambda done: done.cancelled() or done.exception())
+        queue.last = _Sent(producer, sent, size, len(group), deadline)
         for append in group:
-            append.sent = _Sent(producer, sent, size, len(group))
+            append.sent = queue.last
             # An append that has timed out has removed itself.
             if append in pending:
                 pending.remove(append)
