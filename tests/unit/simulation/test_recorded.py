@@ -7,8 +7,9 @@ from pathlib import Path
 from tests.support.simulated import job, node, ran
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.sqlite.writer import SqliteWriter
-from yardmaster_schemas.events.decisions import PreemptionRequestedV1
-from yardmaster_schemas.events.requests import PolicyRef
+from yardmaster_schemas.events.decisions import PreemptionRequestedV1, TaskEndedV1
+from yardmaster_schemas.events.requests import PolicyRef, ProjectConfig
+from yardmaster_schemas.run_as import RunAs
 from yardmaster_simulation.driver import CELL
 from yardmaster_simulation.log_sink import TOPICS
 from yardmaster_simulation.recorded import read_log
@@ -75,3 +76,12 @@ def test_a_stopping_task_worked_until_the_stop_request(tmp_path: Path) -> None:
     ).run()
     sink.close()
     assert runs_of(path) == [(40_000,), (60_000,), (0,)]
+
+
+def test_a_workload_leaves_out_the_user_that_a_job_names(tmp_path: Path) -> None:
+    path, user = tmp_path / "main.db", RunAs(uid=1001, gid=100)
+    allowed = ProjectConfig(department=DEFAULT, users=(str(user),))
+    ran([job(0, 100, run_as=user)], path=path, projects={DEFAULT: allowed})
+    (recorded,) = read_log(path, CELL).jobs
+    assert recorded.spec.run_as is None, "a simulated project allows no users by default"
+    assert len(ran([recorded]).of(TaskEndedV1)) == 1
