@@ -250,7 +250,8 @@ def _begun(state: ClusterState, pool: Pool, cycle: Cycle) -> Iterator[Task]:
     for task in state.tasks.values():
         run, reserved = task.run, task.reserved
         started = task in cycle.started and run is not None and run.pool_name == pool.name
-        new = reserved is not None and task.id not in cycle.reserved_before
+        # Also if it lost other reserved slots in the same cycle.
+        new = reserved is not None and reserved.cycle == state.cycle
         if started or (new and reserved is not None and reserved.pool_name == pool.name):
             yield task
 

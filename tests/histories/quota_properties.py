@@ -90,13 +90,19 @@ def request_of(pool: Pool, task: Task) -> Amounts:
 
 
 def lost_with(pool: Pool, victim: Task) -> Amounts:
-    """Return what a queue loses with a task: GPUs as they are placed, or what is reserved."""
+    """Return what a queue loses with a task: what its replicas hold that did not release it, GPUs
+    as they are placed; or what is reserved.
+    """
     run, reservation = victim.run, victim.reserved
     if run is None:
         assert reservation is not None
         return sum_of(reservation.placements)
+    states = zip(run.replicas, run.placements, strict=True)
+    held = sum_of([each for state, each in states if state < ReplicaState.RELEASED])
+    if run.open < len(run.replicas):
+        return held
     _, cpu, memory = request_of(pool, victim)
-    return sum_of(run.placements)[0], cpu, memory
+    return held[0], cpu, memory
 
 
 def sum_of(placements: Sequence[dec.Placement]) -> Amounts:

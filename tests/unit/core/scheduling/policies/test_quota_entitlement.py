@@ -4,6 +4,9 @@ import pytest
 
 from tests.histories.exhaustive import missed_claims
 from tests.histories.static_problems import StaticCell, problem
+from tests.unit.core.scheduling.reading import stopped
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.requests import Quota
 from yardmaster_schemas.resources import Resources
 
@@ -135,3 +138,21 @@ def test_no_set_of_victims_is_tried_where_no_node_could_be_free() -> None:
     group = cell.task("p").group
     assert group is not None
     assert "tries" not in group.waits["main"][0].numbers
+
+
+def test_a_gang_counts_without_the_replicas_that_released_their_slots() -> None:
+    cell = Cell(policy="quota")
+    for project, deserved in (("p", 4000), ("q", 0)):
+        cell.entitle(project, quotas={"main": Quota(deserved_milli=deserved)})
+    cell.node("n1", gpus=4)
+    cell.submit("low", project="q", gpus=1)
+    cell.run_until_idle()
+    cell.submit("gang", project="q", gpus=1, replicas=2)
+    cell.run_until_idle()
+    cell.starts("low")
+    cell.starts("gang")
+    cell.ends("gang", replica=1, done=True)
+    cell.cycle()
+    cell.submit("all", project="p", gpus=4)
+    assert sorted(stopped(cell.run_until_idle())) == ["gang", "low"]
+    assert_sound(cell.state)

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from typing import Final
 
+from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
-from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.scheduling.state.tasks import Attempt, Task
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.reasons import AMOUNTS
 
@@ -72,14 +73,26 @@ def least_requested(pool: Pool, shape: Shape) -> Amounts:
 
 
 def held_by_task(pool: Pool, task: Task) -> Amounts:
-    """Return the amounts that a running task holds, or that are reserved for a pending one; GPU
-    memory counts as the part of the GPUs on which the task is placed.
+    """Return the amounts that a running task holds, without replicas that released theirs; or that
+    are reserved for a pending one. GPU memory counts as the part of the GPUs on which the task is
+    placed.
     """
-    shape = task.job.shape
-    if task.run is None and task.reserved is not None:
+    shape, run = task.job.shape, task.run
+    if run is None and task.reserved is not None:
         return placed_amounts(task.reserved.placements)
+    if run is not None and run.open < len(run.placements):
+        return unreleased_amounts(run)
     gpu = pool.held_milli(task) if shape.gpu_memory_mib else shape.total_gpu_milli
     return gpu, shape.cpu_milli * shape.replicas, shape.memory_mib * shape.replicas
+
+
+def unreleased_amounts(run: Attempt) -> Amounts:
+    """Return the amounts that the replicas of an attempt hold that did not release them."""
+    return placed_amounts(
+        placement
+        for replica, placement in enumerate(run.placements)
+        if run.replicas[replica] < ReplicaState.RELEASED
+    )
 
 
 def placed_amounts(placements: Iterable[Placement]) -> Amounts:

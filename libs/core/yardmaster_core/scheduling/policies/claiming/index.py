@@ -22,9 +22,9 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     Amounts,
     placed_amounts,
     plus,
+    unreleased_amounts,
 )
 from yardmaster_core.scheduling.policies.preemptible import Victims
-from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.scheduling.state.policy_index import PolicyIndex, Traits
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.tasks import Group, Job, Task
@@ -52,12 +52,7 @@ def counted(task: Task, pool: str) -> Counted:
     if reservation is not None and reservation.pool_name == pool:
         reserved = placed_amounts(reservation.placements)
     if run is not None and run.pool_name == pool and run.open:
-        open_ = (
-            p
-            for replica, p in enumerate(run.placements)
-            if run.replicas[replica] < ReplicaState.RELEASED
-        )
-        amounts = placed_amounts(open_)
+        amounts = unreleased_amounts(run)
         if not task.releasing:
             held = amounts
         elif reservation is None:
