@@ -428,14 +428,17 @@ class PoolPass:
                 if self._groups_behind is not None:
                     for behind in self._groups_behind(self.view, task):
                         self.pool.reconsider(behind)
+            offers_rest = turn > 0 and self._offers_rest(turn, result)
+            if offers_rest:
+                # Also to those that did not fit before in this cycle.
+                self.queue.offer_again()
+                turn = 0
             following = next(rest, None)
             if following is None:
                 self.queue.remove(group)
                 return
             task = following
-            if turn and self._offers_rest(turn, result):
-                turn = 0
-            if pool.woken or not self.queue.comes_first(group, task, turn):
+            if offers_rest or pool.woken or not self.queue.comes_first(group, task, turn):
                 self.queue.push(group, task, rest, turn)
                 return
         if result is GroupResult.NO_CAPACITY:

@@ -8,6 +8,7 @@ from yardmaster_core.scheduling.policies.waiting_groups import wait_behind
 from yardmaster_core.scheduling.state.cell_view import CellView
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_schemas.reasons import Wait, WaitCode
 
 
@@ -42,8 +43,12 @@ def unprotected(
 
 
 def protected_wait(view: PoolView, task: Task) -> Wait | None:
-    """Return the wait reason of a task for which `unprotected` left out some; else None."""
-    until_ms: list[int] = view.memo.get(("protected", task), [])
+    """Return the wait reason of a task for which `unprotected` left out some; else None.
+
+    What was left out is forgotten then: if the task is considered again in this cycle, others may
+    be protected, or none.
+    """
+    until_ms: list[int] = view.memo.pop(("protected", task), [])
     if not until_ms:
         return None
     numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
@@ -98,6 +103,31 @@ def wait_behind_protected(
             default=None,
         )
     return None if ahead is None else wait_behind(task, ahead)
+
+
+def no_longer_ahead(
+    view: PoolView,
+    behind: Iterable[Wait],
+    wait_now: Callable[[Group], Wait | None],
+    may_preempt: Callable[[Group], bool],
+) -> Iterator[Group]:
+    """Yield the groups ahead of others by these wait reasons whose own recorded reason is out of
+    date: now they wait behind another task themselves, or the victims that were protected cannot be
+    preempted later either. So they must be considered, or they keep the others pending in vain.
+    """
+    for name in dict.fromkeys(wait.about for wait in behind):
+        assert name is not None, "a task waits behind no other one"
+        group = view.state.tasks[name].group
+        record = group.waits.get(view.pool.name) if group is not None else None
+        if group is None or record is None or not group.queue.live:
+            continue
+        code = record[0].code
+        if code not in BLOCKING:
+            continue
+        wait = wait_now(group)
+        is_behind = wait is not None and wait.code is WaitCode.BEHIND_TASK
+        if is_behind or (code is WaitCode.VICTIMS_PROTECTED and not may_preempt(group)):
+            yield group
 
 
 def groups_behind(view: PoolView) -> Iterator[Group]:

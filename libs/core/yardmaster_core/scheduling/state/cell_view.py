@@ -6,7 +6,7 @@ from typing import Protocol
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
-from yardmaster_core.scheduling.state.tasks import Job
+from yardmaster_core.scheduling.state.tasks import Job, Task
 
 
 class CellView(Protocol):
@@ -34,6 +34,10 @@ class CellView(Protocol):
     @property
     def jobs(self) -> Mapping[str, Job]:
         """The jobs by id; the cycle after the end of a job removes it."""
+
+    @property
+    def tasks(self) -> Mapping[str, Task]:
+        """The tasks of these jobs by id."""
 
     @property
     def nodes(self) -> Mapping[str, Node]:

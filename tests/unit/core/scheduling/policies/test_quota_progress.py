@@ -199,3 +199,22 @@ def test_slots_that_another_project_leaves_let_a_task_preempt_one_that_has_just_
     decided = player.cycle()
     assert (started(decided), stopped(decided)) == (["plow"], ["qlow.1", "qlow"])
     assert stopped(player.cycle()) == ["plow"]
+
+
+def test_what_a_victim_held_beyond_the_request_goes_first_to_the_most_deprived_queue() -> None:
+    cell = StaticCell(policy="quota")
+    cell.node("n0", gpus=4)
+    for project, department, deserved in (("p", "f", 2), ("q", "f", 0), ("r", "g", 2)):
+        quotas = {"main": Quota(deserved_milli=deserved * 1000)}
+        cell.entitle(project, department=department, quotas=quotas)
+    cell.submit("protected", project="q", gpus=1, min_runtime_s=86_400)
+    cell.submit("small", project="p", gpus=1)
+    cell.submit("large", project="p", gpus=2, priority=4)
+    cell.step()
+    cell.submit("first", project="r", gpus=1)
+    cell.come_to_rest(100)
+    assert cell.phase("small") == "pending"
+    cell.submit("others", project="r", gpus=1, tasks=3)
+    assert cell.come_to_rest(100)
+    assert cell.preempted == 2
+    assert cell.phase("small") == "running"

@@ -14,7 +14,7 @@ from yardmaster_core.testing import Cell
 from yardmaster_schemas import plain
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import requests as req
-from yardmaster_schemas.reasons import DropCode, PolicyStop
+from yardmaster_schemas.reasons import DropCode, PolicyStop, WaitCode
 from yardmaster_schemas.resources import Resources
 
 
@@ -253,3 +253,39 @@ def test_a_larger_share_lets_a_task_take_over_slots_of_one_behind_it() -> None:
     cell.cancel("rival")
     drop = only(cell.run_until_idle(), dec.ReservationDroppedV1)
     assert drop.for_task == cell.task("first0x").id
+
+
+def test_a_restored_cell_considers_the_same_groups_after_a_node_changed() -> None:
+    """Only that node could hold the task, and the tasks that it may preempt are on another one."""
+    cells = [waits_for_a_node() for _ in range(2)]
+    cells[1].restart()
+    for cell in cells:
+        cell.ends("fixed")
+    first, restored = (cell.cycle() for cell in cells)
+    assert first == restored
+    assert waits(cells[0], "wide").code is WaitCode.FRAGMENTED
+
+
+def waits_for_a_node() -> Cell:
+    """Fill n1 and n2; `wide` fits on n1 only, and may preempt `low` on n2."""
+    cell = Cell(policy="quota", order="kai", max_moves=0, over_quota="weight")
+    cell.entitle("r", quotas={"main": req.Quota(deserved_milli=0)})
+    cell.entitle("s", quotas={"main": req.Quota(deserved_milli=3000, over_quota_weight=0)})
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=2)
+    cell.submit("fixed", project="s", gpus=2, preemptible=False)
+    cell.submit("other", project="s", gpus=1, preemptible=False)
+    cell.submit("low", project="r", gpus=1, priority=60)
+    cell.run_until_idle()
+    for name in ("fixed", "other", "low"):
+        cell.starts(name)
+    halves = Resources(gpus=2, gpu_milli=500)
+    cell.submit("wide", project="r", resources=halves, priority=40)
+    # It requests memory, so that its project is below its share of that.
+    memory = Resources(gpus=1, gpu_milli=1000, memory_mib=3000)
+    cell.submit("refused", project="r", resources=memory, preemptible=False)
+    cell.submit("next", project="s", gpus=1, priority=60)
+    # What it requests keeps the shares as they are.
+    cell.submit("last", project="s", gpus=2, priority=70, avoid_nodes=("n1",))
+    cell.run_until_idle()
+    return cell

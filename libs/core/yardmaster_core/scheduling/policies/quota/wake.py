@@ -8,6 +8,7 @@ other groups.
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from typing import Final
 
@@ -24,7 +25,7 @@ from yardmaster_core.scheduling.policies.claiming.amounts import (
     least_requested,
     minus,
 )
-from yardmaster_core.scheduling.policies.min_runtime import groups_behind
+from yardmaster_core.scheduling.policies.min_runtime import groups_behind, no_longer_ahead
 from yardmaster_core.scheduling.policies.quota.blocked_order import Placed, Request, request_of
 from yardmaster_core.scheduling.policies.quota.consolidation import (
     enough_to_move,
@@ -51,7 +52,7 @@ from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_core.scheduling.state.wait_codes import NO_CAPACITY
-from yardmaster_schemas.reasons import WaitCode
+from yardmaster_schemas.reasons import Wait, WaitCode
 
 #: The wait codes of tasks that may find victims although no slots were released.
 CLAIMING: Final = frozenset({*NO_CAPACITY, WaitCode.VICTIMS_PROTECTED})
@@ -87,23 +88,35 @@ def groups_to_wake(view: PoolView) -> Iterable[Group]:
 
 def _that_may_pass(view: PoolView, considered: Iterable[Group]) -> Iterator[Group]:
     """Yield the groups behind another task that now may pass it, or wait for another reason; the
-    groups that others wait behind although their reason does not say so; and of each project the
-    first group behind a task of another one that is considered in this cycle: later ones must not
-    pass it before that task had its turns.
+    groups that others wait behind although their reason does not say so, or is out of date; and of
+    each project the first group behind a task of another one that is considered in this cycle:
+    later ones must not pass it before that task had its turns.
     """
-    behind = list(groups_behind(view))
-    if not behind:
-        return
-    firsts: dict[Project, Group] = {}
-    tasks = {each.queue.first.id: each.queue.first for each in considered if each.queue.live}
-    for group in behind:
+    waits: dict[Group, Wait] = {}
+    for group in groups_behind(view):
         if not group.queue.live:
             continue
-        task = group.queue.first
-        wait = wait_for_quota(view, group, task)
+        wait = wait_for_quota(view, group, group.queue.first)
         if wait is None or wait.code is not WaitCode.BEHIND_TASK:
             yield group
-            continue
+        else:
+            waits[group] = wait
+    if not waits:
+        return
+    stale = list(
+        no_longer_ahead(
+            view,
+            waits.values(),
+            lambda ahead: wait_for_quota(view, ahead, ahead.queue.first),
+            partial(_may_ever_preempt, view),
+        )
+    )
+    yield from stale
+    firsts: dict[Project, Group] = {}
+    considered = chain(considered, stale)
+    tasks = {each.queue.first.id: each.queue.first for each in considered if each.queue.live}
+    for group, wait in waits.items():
+        task = group.queue.first
         if (oldest := unreported_oldest(view, task)) is not None:
             yield oldest
         ahead, project = tasks.get(wait.about or ""), task.job.project
@@ -112,6 +125,14 @@ def _that_may_pass(view: PoolView, considered: Iterable[Group]) -> Iterator[Grou
             if _place(view, group, task) < _place(view, first, first.queue.first):
                 firsts[project] = group
     yield from firsts.values()
+
+
+def _may_ever_preempt(view: PoolView, group: Group) -> bool:
+    """Whether a group may preempt tasks of its project, once they are not protected, or reclaim."""
+    actions, task = view.options.claiming, group.queue.first
+    return ("preempt" in actions and has_own_victims(view, task)) or (
+        "reclaim" in actions and stays_within_share(view, task)
+    )
 
 
 def _that_keep_others_in_vain(view: PoolView) -> Iterator[Group]:
@@ -132,20 +153,29 @@ def _check(view: PoolView, queues: Iterable[Queue]) -> None:
     for project_queue in queues:
         allocated, fair = project_queue.allocated, project_queue.fair
         has_room = preempts and any(allocated[i] < fair[i] for i in RESOURCES)
+        # Whether a group could fit depends on nodes too, so it is checked when the sets are read.
         preempts_own = has_room and any(
-            _preempts_own(view, group) for group in project_queue.blocked
+            _claims(view, group) and has_own_victims(view, group.queue.first)
+            for group in project_queue.blocked
         )
         set_member(index.may_preempt_own, project_queue, preempts_own)
-        has_stale_reason = any(_has_stale_reason(view, group) for group in project_queue.blocked)
+        has_stale_reason = any(
+            _claims(view, group) and _share_decides(view, group) for group in project_queue.blocked
+        )
         set_member(index.reason_stale, project_queue, has_stale_reason)
         _check_owners(view, project_queue)
 
 
-def _may_claim(view: PoolView, group: Group) -> bool:
-    """Whether a group did not fit, and could fit if others were preempted or moved."""
+def _claims(view: PoolView, group: Group) -> bool:
+    """Whether a group did not fit, and may preempt or move others."""
     if not group.queue.live or code_of(group, view.pool) not in CLAIMING:
         return False
-    return not group.shape.start_failed and could_fit_after_stops(view.pool, group.shape)
+    return not group.shape.start_failed
+
+
+def _may_claim(view: PoolView, group: Group) -> bool:
+    """Whether a group did not fit, and could fit if others were preempted or moved."""
+    return _claims(view, group) and could_fit_after_stops(view.pool, group.shape)
 
 
 def _preempts_own(view: PoolView, group: Group) -> bool:
@@ -155,9 +185,11 @@ def _preempts_own(view: PoolView, group: Group) -> bool:
 
 def _has_stale_reason(view: PoolView, group: Group) -> bool:
     """Whether a group that could preempt others waits for another reason than the recorded one."""
-    return _may_claim(view, group) and share_decides_now(
-        view, group.queue.first, group.waits[view.pool.name][0]
-    )
+    return _may_claim(view, group) and _share_decides(view, group)
+
+
+def _share_decides(view: PoolView, group: Group) -> bool:
+    return share_decides_now(view, group.queue.first, group.waits[view.pool.name][0])
 
 
 def _that_preempt(view: PoolView) -> Iterator[Group]:

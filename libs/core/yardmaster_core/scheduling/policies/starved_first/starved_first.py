@@ -17,6 +17,7 @@ of one owner. Tasks without GPUs start where they fit; they hold nothing and pre
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
@@ -41,6 +42,7 @@ from yardmaster_core.scheduling.planner.policy import (
 from yardmaster_core.scheduling.planner.wait_reasons import fits_usable_nodes
 from yardmaster_core.scheduling.policies.min_runtime import (
     groups_behind,
+    no_longer_ahead,
     protected_wait,
     wait_behind_protected,
 )
@@ -206,11 +208,20 @@ def groups_to_wake(view: PoolView) -> Iterator[Group]:
     """Yield the groups that may start or find victims now, although no release woke them."""
     index = index_of(view)
     yield from index.groups_within_bound()
+    behind: list[Wait] = []
     for group in groups_behind(view):
         if group.queue.live:
             wait = wait_for_owner(view, group, group.queue.first)
             if wait is None or wait.code is not WaitCode.BEHIND_TASK:
                 yield group
+            else:
+                behind.append(wait)
+    yield from no_longer_ahead(
+        view,
+        behind,
+        lambda ahead: wait_for_owner(view, ahead, ahead.queue.first),
+        partial(_may_preempt_any, view),
+    )
     most = next(index.above(), None) if index.take_news() else None
     if most is None:
         return
@@ -225,6 +236,15 @@ def groups_to_wake(view: PoolView) -> Iterator[Group]:
                     continue
                 if could_fit_after_stops(pool, group.shape):
                     yield group
+
+
+def _may_preempt_any(view: PoolView, group: Group) -> bool:
+    """Whether some owner holds more than its equal part, and more than the owner of a group would
+    hold with a task of it.
+    """
+    index = index_of(view)
+    most, asked = next(index.above(), None), view.pool.most_milli(group.shape)
+    return most is not None and index.owner(group.first.job).allocated + asked < most.allocated
 
 
 def groups_behind_oldest(view: PoolView, task: Task) -> Iterable[Group]:
