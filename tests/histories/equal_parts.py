@@ -139,7 +139,20 @@ class Division:
                 continue  # its owner has a task that comes first
             if is_at_bound(self.state, self.pool, task):
                 continue  # a further one that cannot be preempted waits, whatever is free
+            if self.allocated[owner] + asked > self.parts[owner] and self._others_return(owner):
+                continue
             self._starts_not_without_others(task, owner, asked)
+
+    def _others_return(self, owner: str) -> bool:
+        """Whether preempted tasks of an owner that holds less are stopping: meanwhile a task
+        preempts only within the equal part of its owner.
+        """
+        return any(
+            task.run is not None
+            and self.requested(task)
+            and self.allocated[self.owner(task)] < self.allocated[owner]
+            for task in self.tasks
+        )
 
     def _starts_not_without_others(self, task: Task, owner: str, asked: int) -> None:
         """Try all tasks that others may lose, and those of each node alone."""
