@@ -70,12 +70,12 @@ def uploading(out: Output) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def share_bar(out: Output, label: str) -> Iterator[Callable[[float], None]]:
+def share_bar(out: Output, label: str, *, shown: bool = True) -> Iterator[Callable[[float], None]]:
     """Yield a function that sets a bar on stderr to the completed part of the work, 0 to 1.
 
     Nothing is shown with -q, or if stderr is not a terminal.
     """
-    if not out.progress or out.quiet:
+    if not (shown and out.progress) or out.quiet:
         yield lambda part: None
         return
     steps = 1000

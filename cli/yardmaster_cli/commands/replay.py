@@ -3,6 +3,7 @@
 Both commands read the log itself, without a service.
 """
 
+import os
 import re
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ import click
 from yardmaster_cli.errors import BadUsage, Exit
 from yardmaster_cli.log.moments import parse_moment
 from yardmaster_cli.log.options import log_options, snapshots_option
-from yardmaster_cli.log.proving import chains, verified
+from yardmaster_cli.log.proving import SMALL_LOG, chains, count_records, verified
 from yardmaster_cli.log.source import LogSource, log_source, needing_every_record, on_log
 from yardmaster_cli.output.cells import Gpus, When
 from yardmaster_cli.output.columns import wait_words
@@ -289,25 +290,25 @@ def verify(
     started = time.monotonic()
     if views:
         return _verify_views(session, where, redis, started)
-    if chain:
-        return _verify_chain(session, where, workers, started)
-    with share_bar(session.out, "recomputing") as bar:
-        report = verified(where, workers, bar)
+    small = count_records(where) < SMALL_LOG
+    workers = workers or (1 if small else os.cpu_count() or 1)
+    with share_bar(session.out, "verifying", shown=not small) as bar:
+        proof = chains(where, workers, bar) if chain else verified(where, workers, bar)
     took_s = time.monotonic() - started
-    session.out.one(
-        _report_json(report, where.shown, took_s), lambda: _report_lines(report, took_s), "ok"
-    )
-    return int(Exit.DONE if report.ok else Exit.CHECK_FAILED)
+    if isinstance(proof, Report):
+        ok = proof.ok
+        document, lines = _report_json(proof, where.shown, took_s), _report_lines(proof, took_s)
+    else:
+        ok = all(one.finding is None for one in proof)
+        document, lines = _chain_json(proof, where.shown, took_s), _chain_lines(proof, took_s)
+    session.out.one(document, lambda: lines, "ok")
+    return int(Exit.DONE if ok else Exit.CHECK_FAILED)
 
 
-def _verify_chain(session: Session, where: LogSource, workers: int | None, started: float) -> int:
-    with share_bar(session.out, "checking the chain") as bar:
-        checked = chains(where, workers, bar)
-    took_s = time.monotonic() - started
-    ok = all(one.finding is None for one in checked)
-    document = {
-        "ok": ok,
-        "log": where.shown,
+def _chain_json(checked: Sequence[ChainProof], shown: str, took_s: float) -> dict[str, Any]:
+    return {
+        "ok": all(one.finding is None for one in checked),
+        "log": shown,
         "seconds": round(took_s, 3),
         "findings": [_finding_json(one.finding) for one in checked if one.finding is not None],
         "machines": [
@@ -327,8 +328,6 @@ def _verify_chain(session: Session, where: LogSource, workers: int | None, start
         ],
         "unproved": _unproved_json(together([one.unproved for one in checked])),
     }
-    session.out.one(document, lambda: _chain_lines(checked, took_s), "ok")
-    return int(Exit.DONE if ok else Exit.CHECK_FAILED)
 
 
 def _chain_lines(checked: Sequence[ChainProof], took_s: float) -> list[str]:

@@ -1,7 +1,6 @@
 """Prove a log in several processes: one for each state machine, and one for the audit."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final, TypeVar
@@ -22,7 +21,7 @@ from yardmaster_schemas.topics import INPUT_ORDER
 
 T = TypeVar("T")
 
-#: A log with fewer records is proved in this process: starting another one takes as long.
+#: A log with fewer records is proved within seconds, as other processes need to start.
 SMALL_LOG: Final = 20_000
 #: The time that the proof of the scheduler takes, relative to that of quota and to the audit.
 _SCHEDULER_WEIGHT: Final = 3.0
@@ -33,12 +32,21 @@ def machines() -> tuple[Machine[Any], ...]:
     return (QuotaMachine(check), SchedulerMachine())
 
 
-def verified(source: LogSource, workers: int | None, progress: Progress) -> Report:
+def count_records(source: LogSource) -> int:
+    """Print which log it is; return about how many records there are to prove.
+
+    Records that have expired count too.
+
+    Raises: as `on_log`.
+    """
+    return on_log(source, lambda log: _records(log, source))
+
+
+def verified(source: LogSource, workers: int, progress: Progress) -> Report:
     """Recompute every decision and audit the log, in at most `workers` processes.
 
     Raises: as `on_log` and `replay.verify.verify`.
     """
-    count = on_log(source, lambda log: _records(log, source))
     quiet = replace(source, note=_unprinted, server=None)
     # The longest one comes first, so that another process can do the two others meanwhile.
     calls: list[Call] = [
@@ -47,29 +55,21 @@ def verified(source: LogSource, workers: int | None, progress: Progress) -> Repo
         (_audit, (quiet,)),
     ]
     weights = (_SCHEDULER_WEIGHT, 1.0, 1.0)
-    scheduler, quota, broken = run_calls(calls, _workers(workers, count), progress, weights=weights)
+    scheduler, quota, broken = run_calls(calls, workers, progress, weights=weights)
     return _in_log(quiet, lambda log: conclude(log, (quota, scheduler), broken, source.partition))
 
 
-def chains(source: LogSource, workers: int | None, progress: Progress) -> list[ChainProof]:
+def chains(source: LogSource, workers: int, progress: Progress) -> list[ChainProof]:
     """Check the hash chain of each machine, in at most `workers` processes.
 
     Raises: as `on_log` and `check_chain`.
     """
-    count = on_log(source, lambda log: _records(log, source))
     quiet = replace(source, note=_unprinted, server=None)
     calls: list[Call] = [(_check_chain, (quiet, machine.name)) for machine in machines()]
-    return run_calls(calls, _workers(workers, count), progress)
-
-
-def _workers(given: int | None, records: int) -> int:
-    if given is not None:
-        return given
-    return 1 if records < SMALL_LOG else os.cpu_count() or 1
+    return run_calls(calls, workers, progress)
 
 
 async def _records(log: EventLog, source: LogSource) -> int:
-    """About how many records there are to prove; those that have expired count too."""
     count = 0
     for topic in INPUT_ORDER:
         try:
