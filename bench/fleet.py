@@ -47,6 +47,8 @@ class Fleet:
         self.placed: dict[str, float] = {}
         self.placements = asyncio.Event()
         self._log = log
+        #: Where `run` begins to read the decisions.
+        self._offset = 0
         self._clock = clock
         self._gpus = gpus
         self._run_s = run_s
@@ -61,7 +63,8 @@ class Fleet:
         self._run_s = run_s
 
     async def join(self) -> None:
-        """Join all nodes and send one heartbeat of each."""
+        """Join all nodes and send one heartbeat of each; `run` sees all decisions from here on."""
+        self._offset = await self._log.end(Partition(DECISIONS.name))
         for node in self.nodes:
             self._report(node, self._joined(node))
         await self._write()
@@ -76,7 +79,7 @@ class Fleet:
 
     async def _follow(self) -> None:
         where = Partition(DECISIONS.name)
-        offset = await self._log.end(where)
+        offset = self._offset
         while True:
             found = await self._log.read(where, offset, max_records=5_000, buffered_only=True)
             now = self._clock.monotonic_s()
