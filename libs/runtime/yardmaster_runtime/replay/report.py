@@ -86,7 +86,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ChainProof:
-    """The checked part of one machine's chain; `head` is the digest of its last commit."""
+    """The checked part of one machine's chain; `head` is the head of the chain at its end."""
 
     machine: str
     terms: int
